@@ -1,0 +1,1 @@
+"""Conversation-level router for LLM agents."""

@@ -1,0 +1,1 @@
+//! `ConServe` routes LLM agents' conversations, not their single calls.
