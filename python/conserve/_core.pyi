@@ -1,0 +1,640 @@
+"""The compiled core of ConServe. Import its names from `conserve`; this module is where they are built.
+
+Units: `_s` is seconds (float, on the router's own clock), `_tokens` tokens, `_blocks` KV blocks of `block_size` tokens.
+All classes may be used from several threads at once, with and without the GIL.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Final, Literal, Self, TypeAlias, final
+
+_Headers: TypeAlias = list[tuple[bytes, bytes]]
+_Role: TypeAlias = Literal["prefiller", "decoder", "both"]
+_FailReason: TypeAlias = Literal[
+    "client_gone", "prefill_failed", "decoder_lost", "decoder_error", "timeout", "rejected", "dropped"
+]
+_LostReason: TypeAlias = Literal["refused", "silent", "restarted", "asked"]
+
+__version__: Final[str]
+
+# ---------------------------------------------------------------------------------------------------- the fleet
+
+@final
+class Prefiller:
+    """A worker that prefills the first turn of conversations: it computes the KV of a long prompt and hands it over.
+
+    `prefill_backlog_tokens` is its own admission limit (default: the router's): while more input tokens than that are
+    queued at it, it is given no new conversation. `tier` is a free label, such as the class of GPU.
+
+    >>> Prefiller("http://p0:8000", name="p0")
+    Prefiller('http://p0:8000', name='p0')
+    """
+
+    __match_args__: Final = ("url",)
+    def __new__(
+        cls,
+        url: str,
+        *,
+        name: str | None = None,
+        tier: str | None = None,
+        max_model_len: int | None = None,
+        prefill_backlog_tokens: int | None = None,
+    ) -> Self: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def tier(self) -> str | None: ...
+    @property
+    def max_model_len(self) -> int | None: ...
+    @property
+    def prefill_backlog_tokens(self) -> int | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Decoder:
+    """A worker that keeps conversations: their KV stays with it and every later turn runs on it.
+
+    `kv_blocks` is the size of its KV cache in blocks of `block_size` tokens (default: the router's). A decoder whose
+    `kv_blocks` is not known takes no conversation until `Router.observe` reports it.
+
+    >>> Decoder("http://d0:8000", kv_blocks=40_000)
+    Decoder('http://d0:8000', kv_blocks=40000)
+    """
+
+    __match_args__: Final = ("url",)
+    def __new__(
+        cls,
+        url: str,
+        *,
+        kv_blocks: int | None = None,
+        block_size: int | None = None,
+        name: str | None = None,
+        tier: str | None = None,
+        max_model_len: int | None = None,
+    ) -> Self: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def kv_blocks(self) -> int | None: ...
+    @property
+    def block_size(self) -> int | None: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def tier(self) -> str | None: ...
+    @property
+    def max_model_len(self) -> int | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Worker:
+    """A worker that is prefiller and decoder at once. It may prefill its own conversations without a handoff.
+
+    >>> Worker("http://w0:8000", kv_blocks=40_000)
+    Worker('http://w0:8000', kv_blocks=40000)
+    """
+
+    __match_args__: Final = ("url",)
+    def __new__(
+        cls,
+        url: str,
+        *,
+        kv_blocks: int | None = None,
+        block_size: int | None = None,
+        name: str | None = None,
+        tier: str | None = None,
+        max_model_len: int | None = None,
+        prefill_backlog_tokens: int | None = None,
+    ) -> Self: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def kv_blocks(self) -> int | None: ...
+    @property
+    def block_size(self) -> int | None: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def tier(self) -> str | None: ...
+    @property
+    def max_model_len(self) -> int | None: ...
+    @property
+    def prefill_backlog_tokens(self) -> int | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+# --------------------------------------------------------------------------------------------------- the router
+
+@final
+class ManualClock:
+    """A clock that moves when told, for tests and simulations. Safe to share between threads.
+
+    >>> clock = ManualClock()
+    >>> clock.advance(1.5)
+    >>> clock.now_s
+    1.5
+    """
+
+    def __new__(cls, now_s: float = 0.0) -> Self: ...
+    @property
+    def now_s(self) -> float:
+        """Seconds since the clock's origin."""
+    def advance(self, seconds: float) -> None:
+        """Move on by `seconds` (>= 0, else ValueError). Call `Router.tick` to expire what waits in line."""
+
+@final
+class Router:
+    """Decides where each turn of each conversation runs, and whether there is room for it.
+
+    The first turn of a conversation is placed: a prefiller (least queued tokens for its speed) and a decoder (most
+    free KV blocks). Every later turn runs on that decoder. Nothing is predicted: placement and admission read only
+    prompt sizes, queued tokens and booked blocks.
+
+    Options:
+        policy: the placement rule; "strict" is one pin and one handoff for each conversation.
+        low_watermark: new conversations are admitted while a decoder's booked blocks stay under this share of its
+            capacity (0 < x <= 1); turns of conversations already pinned may use the rest.
+        prefill_backlog_tokens: a prefiller with this many queued input tokens gets no new conversation.
+        queue_limit: places in the waiting line; beyond it turns are shed with `Overloaded`.
+        queue_timeout_s: longest wait in line where a turn names none.
+        idle_timeout_s: `sweep` frees conversations not used for this long; None keeps them until `close`.
+        evict_idle: under pressure, unbook the least recently used idle conversations of a decoder.
+        max_conversations: bound on the conversations remembered.
+        block_size: tokens in one KV block, where a decoder does not say.
+        clock: time for tests; by default the machine's monotonic clock.
+        secret: 16 bytes that key the hash of tenants and conversation ids; random by default.
+
+    Raises ConfigError, naming the option and the accepted range.
+
+    >>> router = Router([Prefiller("http://p0:8000")], [Decoder("http://d0:8000", kv_blocks=40_000)])
+    >>> with router.turn("task-42", prompt_tokens=3_912) as turn:
+    ...     where = turn.route                      # send the prompt to where.prefiller, then where.decoder
+    ...     turn.finish(output_tokens=128)
+    >>> where.decoder, where.handoff, where.turn
+    ('http://d0:8000', True, 1)
+    """
+
+    def __new__(
+        cls,
+        prefillers: Sequence[Prefiller] = (),
+        decoders: Sequence[Decoder | Worker] = (),
+        *,
+        policy: Literal["strict"] = "strict",
+        low_watermark: float = 0.8,
+        prefill_backlog_tokens: int = 65_536,
+        queue_limit: int = 1024,
+        queue_timeout_s: float = 30.0,
+        idle_timeout_s: float | None = 3600.0,
+        evict_idle: bool = False,
+        max_conversations: int = 4_000_000,
+        block_size: int = 16,
+        clock: ManualClock | None = None,
+        secret: bytes | None = None,
+    ) -> Self: ...
+    def turn(
+        self,
+        conversation: str,
+        /,
+        *,
+        prompt_tokens: int,
+        tenant: str | None = None,
+        timeout_s: float | None = None,
+    ) -> TurnContext:
+        """The next turn of `conversation`, to be entered with `with` or `async with`.
+
+        `prompt_tokens` is the whole prompt of the turn, history included; an estimate will do, because
+        `Turn.prefilled` and `Turn.finish` correct it. `tenant` keeps equal ids of different callers apart.
+
+        `with` answers now; with `timeout_s` the thread waits in line for at most so long. `async with` waits in line
+        for `timeout_s`, by default the router's `queue_timeout_s`; 0 answers now. Cancelling the wait leaves the line.
+
+        Entering raises Overloaded (no room now, line full, or waited too long), PromptTooLong (fits no decoder),
+        Draining or NoWorkers. Nothing stays booked then.
+        """
+    def close(self, conversation: str, /, *, tenant: str | None = None) -> bool:
+        """Forget the conversation and free its blocks; False if it was not known.
+
+        A turn in flight keeps its own part until it is settled. The same id later is a new conversation.
+        """
+    def relocate(self, conversation: str, /, *, tenant: str | None = None) -> bool:
+        """Unpin the conversation, so that its next turn is placed afresh; False if it was not pinned."""
+    def sweep(self) -> Swept:
+        """Free conversations that were idle longer than `idle_timeout_s`, and say how many and how much."""
+    def tick(self) -> None:
+        """Expire what waited in line too long and let in what fits. Doors call this a few times a second."""
+    def check(self) -> None:
+        """Raise AssertionError unless the books balance; for tests, at a moment when no call is under way.
+
+        Booked blocks of each decoder = blocks of the conversations pinned to it + bookings of turns in flight.
+        """
+    def join(self, worker: Prefiller | Decoder | Worker, /) -> int:
+        """Add a worker; its id, which is never used again. Raises ConfigError if it cannot join."""
+    def drain(self, worker: int | str, /) -> None:
+        """No new conversations for this worker; those pinned to it move at their next turn. KeyError if unknown.
+
+        Here and below, `worker` is an id or a name; a name means the worker of that name that joined last.
+        """
+    def undrain(self, worker: int | str, /) -> None:
+        """Take back `drain`."""
+    def lose(self, worker: int | str, /, *, reason: _LostReason = "asked") -> None:
+        """The worker is gone with its KV: its conversations are unpinned and relocate at their next turn."""
+    def suspect(self, worker: int | str, suspected: bool, /) -> None:
+        """While suspected (it did not answer in time, say), a worker gets no new conversations."""
+    def observe(
+        self,
+        worker: int | str,
+        /,
+        *,
+        kv_blocks: int | None = None,
+        block_size: int | None = None,
+        kv_usage: float | None = None,
+        running: int | None = None,
+        waiting: int | None = None,
+        max_model_len: int | None = None,
+    ) -> None:
+        """Take in what a worker said about itself. `kv_usage` is the share of its KV cache in use, 0 to 1."""
+    def observe_metrics(self, worker: int | str, text: bytes, /) -> None:
+        """Like `observe`, from a worker's Prometheus page (vLLM's metric names)."""
+    def conversation(self, conversation: str, /, *, tenant: str | None = None) -> ConversationView | None:
+        """What is known about a conversation, or None."""
+    def snapshot(self) -> Snapshot:
+        """The fleet and the line as they are now. Cheap enough to poll."""
+    def metrics(self) -> str:
+        """The same, with counters and histograms since the start, as Prometheus text."""
+    @property
+    def now_s(self) -> float:
+        """The router's clock, seconds since its origin."""
+
+@final
+class TurnContext:
+    """What `Router.turn` returns: enter it once with `with` or `async with` to get the `Turn`.
+
+    Leaving settles the turn: an exception fails it (`asyncio.CancelledError` as "client_gone", TimeoutError as
+    "timeout"), else what was not finished is finished with the tokens known so far.
+    """
+
+    def __enter__(self) -> Turn: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    def __aenter__(self) -> Awaitable[Turn]: ...
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> Awaitable[None]: ...
+
+@final
+class Turn:
+    """One turn that was let in: where it runs, and the bookings it holds until it is settled.
+
+    Settled exactly once, by `finish`, `fail`, the end of the `with` block or the garbage collector (a failure).
+    Any method but `route` and `settled` raises RuntimeError afterwards.
+    """
+
+    @property
+    def route(self) -> Route:
+        """Where the turn runs. `reprefill` changes it."""
+    @property
+    def settled(self) -> bool: ...
+    def prefilled(self, prompt_tokens: int, /) -> None:
+        """The prefill is done and the prompt had exactly so many tokens: correct the booking, unload the prefiller."""
+    def handed_over(self) -> None:
+        """The decoder has the KV: the conversation is pinned, its other turns may go on. `finish` implies it."""
+    def reprefill(self, *, avoid: Sequence[int | str] = ()) -> Route:
+        """The prefiller failed: the route with the next one (not one of `avoid`) and the same decoder.
+
+        With no prefiller left, `prefiller` is None and the decoder is to prefill by itself.
+        """
+    def first_token(self) -> None:
+        """The first token of the answer is here (time to first token)."""
+    def effective(self) -> None:
+        """The turn ended with an answer for the user, not with a tool call: its first token sets the TTFET."""
+    def finish(
+        self,
+        *,
+        output_tokens: int | None = None,
+        prompt_tokens: int | None = None,
+        cached_tokens: int | None = None,
+    ) -> None:
+        """The turn is done; what the worker's `usage` says corrects the booking."""
+    def fail(self, reason: _FailReason = "dropped") -> None:
+        """The turn did not work out: what it booked is given back."""
+
+@final
+class Route:
+    """Where a turn runs, and why.
+
+    On a first turn with `handoff`, send the prompt to `prefiller` and hand its KV to `decoder`; otherwise send the
+    turn straight to `decoder`.
+    """
+
+    @property
+    def prefiller(self) -> str | None:
+        """URL, None if there is no handoff."""
+    @property
+    def prefiller_name(self) -> str | None: ...
+    @property
+    def prefiller_id(self) -> int | None: ...
+    @property
+    def decoder(self) -> str:
+        """URL."""
+    @property
+    def decoder_name(self) -> str: ...
+    @property
+    def decoder_id(self) -> int: ...
+    @property
+    def handoff(self) -> bool: ...
+    @property
+    def turn(self) -> int:
+        """1 for the first."""
+    @property
+    def kind(self) -> Literal["first", "pinned", "relocated"]: ...
+    @property
+    def reason(self) -> str:
+        """One line with the numbers compared."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Swept:
+    """What `Router.sweep` freed."""
+
+    __match_args__: Final = ("conversations", "blocks")
+    @property
+    def conversations(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class ConversationView:
+    """A conversation at one moment. Times are on the router's clock."""
+
+    @property
+    def key(self) -> str:
+        """Its key, 32 hexadecimal digits: tenant and id under the router's secret."""
+    @property
+    def phase(self) -> Literal["placing", "pinned", "unpinned", "closed"]: ...
+    @property
+    def decoder(self) -> str | None:
+        """URL of the decoder it is pinned to."""
+    @property
+    def decoder_name(self) -> str | None: ...
+    @property
+    def decoder_id(self) -> int | None: ...
+    @property
+    def turn(self) -> int:
+        """Turns begun so far."""
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def blocks(self) -> int:
+        """KV blocks booked for it."""
+    @property
+    def first_seen_s(self) -> float: ...
+    @property
+    def last_used_s(self) -> float: ...
+    @property
+    def ttfet_s(self) -> float | None:
+        """Time from its first request to the first token of its first user-visible answer; None until known."""
+
+@final
+class WorkerView:
+    """A worker at one moment."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def role(self) -> _Role: ...
+    @property
+    def tier(self) -> str | None: ...
+    @property
+    def health(self) -> Literal["ready", "suspect", "lost"]: ...
+    @property
+    def draining(self) -> bool: ...
+    @property
+    def kv_blocks(self) -> int | None:
+        """Capacity; None for a prefiller and while it is unknown."""
+    @property
+    def booked_blocks(self) -> int: ...
+    @property
+    def queued_tokens(self) -> int:
+        """Input tokens given to it as a prefiller and not done yet."""
+    @property
+    def tokens_per_s(self) -> float:
+        """Prefill speed observed; 0 before any."""
+
+@final
+class Snapshot:
+    """The router at one moment."""
+
+    @property
+    def workers(self) -> list[WorkerView]:
+        """In the order of their ids, lost ones left out."""
+    @property
+    def conversations(self) -> int: ...
+    @property
+    def waiting(self) -> int:
+        """Turns in line."""
+    @property
+    def counters(self) -> dict[str, int]:
+        """Totals since the start, by event."""
+
+# ----------------------------------------------------------------------------------------------- the dispatcher
+
+@final
+class Dispatcher:
+    """What to send to whom for one OpenAI request, when to retry, what to tell the client: no sockets, no waiting.
+
+    Doors drive it: they move bytes between the client, the workers and a `Dispatch`. All requests of an app share one
+    dispatcher. Conversations are the router's: the same id and tenant mean the same conversation to both.
+
+    Options:
+        connector: how KV is handed over: "nixl", "mooncake" or "none".
+        max_body_bytes: larger requests are refused with 413. max_answer_bytes: larger answers of workers are an error.
+        max_depth: deepest nesting of a request body.
+        conversation_headers: request headers that may name the conversation, first match wins.
+        retries: most times that one request is sent again after a worker failed.
+        queue_timeout_s: longest wait in line; by default the router's.
+        prefill_timeout_s: longest prefill. first_byte_timeout_s: longest silence before the answer begins;
+        idle_timeout_s: and between two pieces of it. connect_timeout_s: longest connection attempt.
+        lease_s: age at which handoff parameters are not sent any more; below the engine's own lease.
+        forward_authorization: pass the client's Authorization header on to workers. worker_key: send this one instead.
+        fingerprint: recognise conversations that nobody named by their message history.
+        served_models: model names taken; empty takes any.
+
+    Raises ConfigError, naming the option and the accepted range.
+    """
+
+    def __new__(
+        cls,
+        router: Router,
+        *,
+        connector: Literal["nixl", "mooncake", "none"] = "nixl",
+        max_body_bytes: int = 33_554_432,
+        max_answer_bytes: int = 67_108_864,
+        max_depth: int = 512,
+        max_conversation_id_bytes: int = 256,
+        conversation_headers: Sequence[str] = ("x-conversation-id", "x-session-id"),
+        retries: int = 2,
+        queue_timeout_s: float | None = None,
+        prefill_timeout_s: float = 120.0,
+        first_byte_timeout_s: float = 120.0,
+        idle_timeout_s: float = 60.0,
+        connect_timeout_s: float = 2.0,
+        lease_s: float = 25.0,
+        forward_authorization: bool = False,
+        worker_key: str | None = None,
+        fingerprint: bool = True,
+    ) -> Self: ...
+    def open(self, path: str, headers: _Headers, body: bytes, /) -> Dispatch:
+        """A request that came to `path` (`/v1/chat/completions` or `/v1/completions`); ValueError for others.
+
+        Header names are in lower case, as ASGI has them. Nothing is decided before `Dispatch.start`.
+        """
+    def conversation(self, conversation: str, headers: _Headers, /) -> ConversationView | None:
+        """The conversation of the caller that sent `headers`, by the id it uses or by its key (`ConversationView.key`)."""
+    def close_conversation(self, conversation: str, headers: _Headers, /) -> bool:
+        """Like `Router.close`, for the caller that sent `headers`."""
+
+@final
+class Dispatch:
+    """One client request as a state machine: each call says what happened and returns what to do next.
+
+        action = dispatch.start()
+        Wait        await dispatch.wait(loop), then admitted()
+        Call        send it, read the whole answer, then answered(); or failed()
+        Stream      send it, read the head, then head(); or failed()
+        Relay       begin the client's answer with this head; then chunk() for each piece until end() or failed()
+        Collect     read the body up to `limit` bytes, then answered(); or failed()
+        Reply       answer the client; done
+        Finish      write `data` (maybe empty) to the client and end; done
+
+    `client_gone` may be called at any moment; so may dropping the object, which fails the turn.
+    One thread at a time: a call that overlaps another raises RuntimeError.
+    """
+
+    def start(self) -> _Action: ...
+    def wait(self, loop: asyncio.AbstractEventLoop, /) -> asyncio.Future[None]:
+        """A future of `loop` that is done when `admitted` is to be called: a place was granted, or time is up."""
+    def admitted(self) -> _Action: ...
+    def answered(self, status: int, headers: _Headers, body: bytes, /) -> _Action: ...
+    def head(self, status: int, headers: _Headers, /) -> _Action: ...
+    def chunk(self, data: bytes, /) -> bytes:
+        """What to write to the client for a piece of the worker's stream; may be empty, may be `data` itself."""
+    def end(self) -> bytes:
+        """The worker's stream has ended: what is still to be written. Settles the turn."""
+    def failed(self, kind: _Failure, /) -> _Action: ...
+    def client_gone(self) -> None:
+        """The client went away: the turn is settled; the driver aborts what it has under way upstream."""
+
+@final
+class Upstream:
+    """One POST to a worker."""
+
+    @property
+    def worker(self) -> int: ...
+    @property
+    def worker_name(self) -> str: ...
+    @property
+    def url(self) -> str:
+        """The full URL."""
+    @property
+    def headers(self) -> _Headers: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def connect_timeout_s(self) -> float: ...
+    @property
+    def first_byte_timeout_s(self) -> float: ...
+    @property
+    def idle_timeout_s(self) -> float: ...
+    @property
+    def phase(self) -> Literal["prefill", "decode"]: ...
+
+@final
+class Wait:
+    """Wait for a place in line."""
+
+    __match_args__: Final = ("timeout_s",)
+    @property
+    def timeout_s(self) -> float: ...
+
+@final
+class Call:
+    """Send a request and read the whole answer."""
+
+    __match_args__: Final = ("upstream",)
+    @property
+    def upstream(self) -> Upstream: ...
+
+@final
+class Stream:
+    """Send a request and read the head of the answer."""
+
+    __match_args__: Final = ("upstream",)
+    @property
+    def upstream(self) -> Upstream: ...
+
+@final
+class Relay:
+    """Begin the client's answer; the worker's stream follows."""
+
+    __match_args__: Final = ("status", "headers")
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> _Headers: ...
+
+@final
+class Collect:
+    """Read the body of the answer that just began, at most `limit` bytes, and pass it to `answered`."""
+
+    __match_args__: Final = ("limit",)
+    @property
+    def limit(self) -> int: ...
+
+@final
+class Reply:
+    """Answer the client."""
+
+    __match_args__: Final = ("status", "headers", "body")
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> _Headers: ...
+    @property
+    def body(self) -> bytes: ...
+
+@final
+class Finish:
+    """Write the last bytes of a stream and end it."""
+
+    __match_args__: Final = ("data",)
+    @property
+    def data(self) -> bytes: ...
+
+_Action: TypeAlias = Wait | Call | Stream | Relay | Collect | Reply | Finish
+_Failure: TypeAlias = Literal[
+    "connect", "reset", "connect_timeout", "first_byte_timeout", "idle_timeout", "too_large", "protocol"
+]
+
+# ------------------------------------------------------------------------------------------ for conserve._wait
+
+@final
+class Ticket:
+    """A place in line; `conserve._wait` waits on it."""
+
+    def on_ready(self, wake: Callable[[], object], /) -> None: ...
+    def take(self) -> Turn | None: ...
+    def remaining_s(self) -> float | None: ...
+    def leave(self) -> None: ...
