@@ -67,6 +67,7 @@ check-python: setup-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python scripts/write_reference.py --check
 
 check-types: setup-dev
 	@echo '==> mypy, stubtest, pyright'

@@ -1,0 +1,71 @@
+"""Writes docs/reference/ from the program itself; `--check` fails when a page is not what it would write.
+
+usage: python scripts/write_reference.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from conserve import errors
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+
+
+def sentence(text: str | None) -> str:
+    """The first paragraph of a docstring on one line, safe inside a table."""
+    paragraph = inspect.cleandoc(text or "").split("\n\n")[0]
+    return " ".join(paragraph.split()).replace("|", "\\|")
+
+
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def errors_page() -> str:
+    """The exception tree with codes and statuses."""
+    rows = []
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        parent = kind.__mro__[1].__name__
+        rows.append((f"`{name}`", f"`{parent}`", str(kind.status), f"`{kind.code}`", sentence(kind.__doc__)))
+    return (
+        "# Errors\n\n"
+        "Each error has one stable code and one HTTP status. In Python all are importable from `conserve`; over HTTP the\n"
+        "answer is an OpenAI error object, and in a stream that has begun, an event with the same object:\n\n"
+        "```json\n"
+        '{"error": {"message": "...", "type": "...", "param": null, "code": "overloaded"}}\n'
+        "```\n\n" + table(("exception", "derives from", "status", "code", "meaning"), rows)
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page}
+
+
+def main() -> int:
+    """Writes or checks each page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when a page is stale")
+    check = parser.parse_args().check
+    stale = []
+    for name, page in PAGES.items():
+        path = FOLDER / name
+        text = page() + "\n<!-- Written by scripts/write_reference.py. -->\n"
+        if check:
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                stale.append(name)
+        else:
+            path.write_text(text, encoding="utf-8")
+    if stale:
+        print(f"stale: {', '.join(stale)}; run python scripts/write_reference.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

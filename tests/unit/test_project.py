@@ -1,0 +1,65 @@
+"""What the project says about itself stays true."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def table(name: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / name).read_text(encoding="utf-8"))
+
+
+def python_dependencies() -> set[str]:
+    project = table("pyproject.toml")["project"]
+    lines = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        lines += extra
+    names = {re.split(r"[\[<>=~! ]", line, maxsplit=1)[0] for line in lines}
+    return names - {"conserve-router"}
+
+
+def rust_dependencies() -> set[str]:
+    cargo = table("Cargo.toml")
+    names = set(cargo["dependencies"]) | set(cargo.get("dev-dependencies", {}))
+    for target in cargo.get("target", {}).values():
+        names |= set(target.get("dependencies", {})) | set(target.get("dev-dependencies", {}))
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(python_dependencies() | rust_dependencies()))
+def test_each_dependency_says_what_it_is_for(name: str) -> None:
+    text = (ROOT / "docs" / "design" / "dependencies.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert any(re.search(rf"\b{re.escape(name)}\b", row.split("|")[1]) for row in rows), f"{name} has no line"
+
+
+def test_the_library_has_no_dependencies() -> None:
+    assert table("pyproject.toml")["project"]["dependencies"] == [], (
+        "pip install of the router brings nothing else"
+    )
+
+
+def test_rust_and_python_have_one_version() -> None:
+    assert table("pyproject.toml")["project"]["version"] == table("Cargo.toml")["package"]["version"]
+
+
+def links(page: Path) -> list[str]:
+    found = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    return [link for link in found if "://" not in link]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    dead = [link for link in links(page) if not (page.parent / link).exists()]
+    assert not dead, f"{page.name} links to files that do not exist"
