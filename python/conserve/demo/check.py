@@ -1,0 +1,66 @@
+"""What `--check` asks for: the promises of the router, and the same texts from one engine without router and handoff."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from .report import ConversationReport, FleetReport
+
+_SHOWN_CHARS = 24
+
+
+def broken_promises(conversations: Sequence[ConversationReport], fleet: FleetReport) -> Iterator[str]:
+    """One sentence for each promise that a conversation or the fleet did not keep."""
+    for conversation in conversations:
+        label = conversation.agent.label
+        if conversation.handoffs != 1:
+            yield f"conversation {label} was handed over {conversation.handoffs} times, not once"
+        if conversation.relocations != 0:
+            yield f"conversation {label} was relocated {conversation.relocations} times"
+        if len(conversation.decoders) != 1:
+            yield f"conversation {label} ran on {len(conversation.decoders)} decoders: {', '.join(conversation.decoders)}"
+        if conversation.recomputed_tokens:
+            yield f"conversation {label}: {conversation.recomputed_tokens} tokens in whole blocks were computed again"
+    yield from miscounted(conversations, fleet)
+
+
+def miscounted(conversations: Sequence[ConversationReport], fleet: FleetReport) -> Iterator[str]:
+    """Where the answers' usage and the engines' own metrics tell different stories."""
+    computed = sum(
+        turn.answer.prompt_tokens - turn.answer.cached_tokens
+        for conversation in conversations
+        for turn in conversation.turns
+    )
+    counted = sum(worker.computed_tokens for worker in fleet.workers if worker.role == "decoder")
+    if computed != counted:
+        yield f"the answers say that the decoders computed {computed} prompt tokens, their metrics say {counted}"
+
+
+def different_texts(
+    conversations: Sequence[ConversationReport], single: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """One sentence for each conversation whose texts differ from those of the single engine, by its label."""
+    for conversation in conversations:
+        label = conversation.agent.label
+        for number, (routed, alone) in enumerate(zip(conversation.texts, single[label], strict=True), 1):
+            if routed != alone:
+                at = first_difference(routed, alone)
+                yield (
+                    f"conversation {label}, turn {number}: character {at + 1} differs: "
+                    f"routed {_shown(routed, at)}, single engine {_shown(alone, at)}"
+                )
+                break
+
+
+def first_difference(left: str, right: str) -> int:
+    """The index of the first character that differs; the shorter length when one begins the other."""
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return index
+    return min(len(left), len(right))
+
+
+def _shown(text: str, at: int) -> str:
+    if at >= len(text):
+        return "has ended"
+    return repr(text[at : at + _SHOWN_CHARS])

@@ -1,0 +1,94 @@
+"""The processes of the demo: tiny engines and the router, each a process of its own, as a user runs them.
+
+The router runs as `conserve serve` rather than inside this process: it is the program that users run, it can be killed
+and measured like one, and the agents' own work does not share its event loop and so does not show in its times.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from conserve.supervisor import Fleet, ProcessSpec, WorkerProcess
+
+from .options import BLOCK_SIZE, DECODERS, MAX_MODEL_LEN, PREFILLERS, Options
+
+MODEL_NAME = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A router and the workers behind it: base URLs."""
+
+    router: str
+    workers: Mapping[str, str]
+
+
+def worker_spec(name: str, role: str, options: Options, *, kv_blocks: int) -> ProcessSpec:
+    """One tiny engine. It learns from the operating system which port it has."""
+    return ProcessSpec(
+        name=name,
+        role=role,
+        argv=(
+            *(sys.executable, "-m", "conserve_workers.tiny"),
+            *("--model", options.model, "--served-model-name", MODEL_NAME, "--role", role),
+            *("--host", "127.0.0.1", "--port", "0", "--handoff-port", "0"),
+            *("--kv-blocks", str(kv_blocks), "--block-size", str(BLOCK_SIZE)),
+            *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(max(16, options.conversations))),
+            *("--threads", str(options.threads)),
+        ),
+        env={"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+    )
+
+
+def router_spec(workers: Mapping[str, str]) -> ProcessSpec:
+    """`conserve serve` over the workers; names that begin with `p` are prefillers."""
+    argv = [sys.executable, "-m", "conserve.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
+    for name, url in workers.items():
+        argv += ["--prefiller" if name.startswith("p") else "--decoder", url]
+    return ProcessSpec(
+        name="router",
+        role="router",
+        argv=(*argv, "--connector", "nixl"),
+        env={"PYTHONUNBUFFERED": "1"},
+        health_path="/readyz",
+    )
+
+
+async def start_cluster(
+    fleet: Fleet, options: Options, *, on_ready: Callable[[WorkerProcess], None] | None = None
+) -> Cluster:
+    """Start the prefiller and the decoders together, then the router.
+
+    Raises:
+        SupervisorError: a process did not come up; all that were started by this call are stopped.
+    """
+    per_decoder = -(-options.conversations // DECODERS) + 1
+    specs = [
+        *(
+            worker_spec(
+                f"p{number}", "prefiller", options, kv_blocks=options.kv_blocks(options.conversations)
+            )
+            for number in range(PREFILLERS)
+        ),
+        *(
+            worker_spec(f"d{number}", "decoder", options, kv_blocks=options.kv_blocks(per_decoder))
+            for number in range(DECODERS)
+        ),
+    ]
+    workers = await fleet.start(specs, timeout_s=options.start_timeout_s, on_ready=on_ready)
+    router = await fleet.start([router_spec(workers)], timeout_s=options.start_timeout_s, on_ready=on_ready)
+    return Cluster(router=router["router"], workers=workers)
+
+
+async def start_single(
+    fleet: Fleet, options: Options, *, on_ready: Callable[[WorkerProcess], None] | None = None
+) -> str:
+    """Start one engine that serves everything by itself; its URL.
+
+    Raises:
+        SupervisorError: it did not come up.
+    """
+    spec = worker_spec("single", "both", options, kv_blocks=options.kv_blocks(options.conversations))
+    return (await fleet.start([spec], timeout_s=options.start_timeout_s, on_ready=on_ready))["single"]

@@ -1,0 +1,69 @@
+"""Ask the router and the workers what happened; assume nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from .agent import Agent, Turn
+from .cluster import Cluster
+from .errors import DemoError
+from .report import ConversationReport, FleetReport, WorkerReport
+from .scrape import get_json, get_samples
+
+
+async def conversation_report(
+    session: aiohttp.ClientSession, cluster: Cluster, agent: Agent, turns: Sequence[Turn], *, by_header: bool
+) -> ConversationReport:
+    """The turns with what the router says about their conversation.
+
+    A client that sent no id asks by the key that the answers carried.
+
+    Raises:
+        DemoError: the router does not know the conversation, or took its turns for several conversations.
+    """
+    keys = list(dict.fromkeys(turn.answer.headers.get("x-conserve-conversation", "") for turn in turns))
+    if len(keys) != 1 or not keys[0]:
+        raise DemoError(
+            f"conversation {agent.label} was taken for {len(keys)} conversations: {', '.join(keys)}"
+        )
+    name = agent.id if by_header else keys[0]
+    view: Mapping[str, Any] = await get_json(
+        session, f"{cluster.router}/v1/conversations/{name}", headers=agent.headers(conversation=False)
+    )
+    return ConversationReport(
+        agent=agent,
+        turns=tuple(turns),
+        key=keys[0],
+        decoder=str(view["decoder"]),
+        decoders=tuple(dict.fromkeys(turn.answer.headers.get("x-conserve-decoder", "") for turn in turns)),
+        handoffs=sum("x-conserve-prefiller" in turn.answer.headers for turn in turns),
+        relocations=sum(turn.answer.headers.get("x-conserve-route") == "relocated" for turn in turns),
+        ttfet_s=view["ttfet_s"],
+    )
+
+
+async def fleet_report(session: aiohttp.ClientSession, cluster: Cluster) -> FleetReport:
+    """What the router says about the fleet, and each worker about itself."""
+    workers = [await worker_report(session, name, url) for name, url in cluster.workers.items()]
+    return FleetReport(workers=tuple(workers), router=await get_json(session, f"{cluster.router}/v1/fleet"))
+
+
+async def worker_report(session: aiohttp.ClientSession, name: str, url: str) -> WorkerReport:
+    """What one engine has counted since it started."""
+    samples = await get_samples(session, url)
+
+    def source(label: str) -> int:
+        return round(samples.total("vllm:prompt_tokens_by_source_total", source=label))
+
+    return WorkerReport(
+        name=name,
+        role="prefiller" if name.startswith("p") else "decoder",
+        computed_tokens=source("local_compute"),
+        resident_tokens=source("local_cache_hit"),
+        pulled_tokens=source("external_kv_transfer"),
+        generated_tokens=round(samples.total("vllm:generation_tokens_total")),
+        preemptions=round(samples.total("vllm:num_preemptions_total")),
+    )
