@@ -1,0 +1,254 @@
+//! How KV is handed over, as a declared shape: what is added to the prefill request, what is taken from its answer, what is
+//! added to the decode request.
+//!
+//! Promises: what the prefiller said is passed on byte for byte; a handoff older than the engine's lease is never given out
+//! (I10), for the prefiller may have reused the blocks, and a decoder that pulls them answers wrong text without an error.
+//! Leaves to others: which workers (`placement`), what to do when there is no handoff (the state machine).
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::answer::Answer;
+use super::refusal::push_json_string;
+use crate::units::Timestamp;
+
+/// The member that carries handoff parameters, in requests and in answers.
+pub(crate) const MEMBER: &str = "kv_transfer_params";
+
+/// A way of handing KV over.
+///
+/// Templates are JSON objects in which `{transfer_id}` (without quotes), `{bootstrap_addr}` and `{engine_id}` stand for
+/// JSON strings.
+///
+/// ```
+/// use conserve::dispatch::Connector;
+/// assert_eq!(Connector::from_name("nixl"), Some(Connector::nixl()));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connector {
+    shape: Option<Shape>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Shape {
+    /// Added to the prefill request.
+    prefill: String,
+    decode: Decode,
+}
+
+/// Where the parameters of the decode request come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Decode {
+    /// The prefiller's answer brings them.
+    Answer,
+    /// The router makes them up.
+    Template(String),
+}
+
+/// What a prefiller is called by the engines' own transfer layer, for connectors whose answers do not say it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// The address of its bootstrap server, as `http://host:port`.
+    pub bootstrap_addr: String,
+    /// The engine's id.
+    pub engine_id: String,
+}
+
+/// The prefillers' names in the transfer layer, by URL.
+pub type Peers = HashMap<String, Peer>;
+
+impl Connector {
+    /// vLLM's `NixlConnector`: the prefiller's answer names the blocks, the decoder pulls them.
+    #[must_use]
+    pub fn nixl() -> Self {
+        let prefill = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#.to_owned();
+        Self { shape: Some(Shape { prefill, decode: Decode::Answer }) }
+    }
+
+    /// vLLM's `MooncakeConnector`: the router invents an id for the transfer and tells it to both sides.
+    #[must_use]
+    pub fn mooncake() -> Self {
+        let prefill = r#"{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":{transfer_id}}"#;
+        let decode = r#"{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":{transfer_id},"remote_bootstrap_addr":{bootstrap_addr},"remote_engine_id":{engine_id}}"#;
+        Self { shape: Some(Shape { prefill: prefill.into(), decode: Decode::Template(decode.into()) }) }
+    }
+
+    /// No handoff: the decoder computes the prompt itself.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { shape: None }
+    }
+
+    /// A shape of one's own. Without `decode`, the prefiller's answer brings the parameters.
+    #[must_use]
+    pub fn declared(prefill: impl Into<String>, decode: Option<String>) -> Self {
+        let decode = decode.map_or(Decode::Answer, Decode::Template);
+        Self { shape: Some(Shape { prefill: prefill.into(), decode }) }
+    }
+
+    /// The connector of that name: `nixl`, `mooncake` or `none`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "nixl" => Some(Self::nixl()),
+            "mooncake" => Some(Self::mooncake()),
+            "none" => Some(Self::none()),
+            _ => None,
+        }
+    }
+
+    /// Whether KV is handed over at all.
+    #[must_use]
+    pub const fn hands_over(&self) -> bool {
+        self.shape.is_some()
+    }
+
+    /// Why the templates cannot be used, if they cannot.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let shape = self.shape.as_ref()?;
+        let sample = Blanks { transfer_id: "t", peer: &Peer::default() };
+        let templates = [Some(&shape.prefill), shape.template()];
+        templates.into_iter().flatten().find_map(|template| {
+            let text = sample.fill(template);
+            super::answer::read(text.as_bytes(), "").err().map(|error| format!("{template:?} is not a JSON object: {error}"))
+        })
+    }
+
+    /// What is added to the prefill request; `None` when nothing is handed over.
+    pub(crate) fn prefill_params(&self, transfer_id: &str, peer: &Peer) -> Option<Bytes> {
+        let shape = self.shape.as_ref()?;
+        Some(Blanks { transfer_id, peer }.fill(&shape.prefill).into())
+    }
+
+    /// What the decoder is to be told after this answer; `None` when the prefiller did not say where the KV lies.
+    pub(crate) fn handoff(&self, text: &Bytes, answer: &Answer, transfer_id: &str, peer: &Peer, now: Timestamp) -> Option<Handoff> {
+        let params = match &self.shape.as_ref()?.decode {
+            Decode::Answer => {
+                let span = answer.handoff?;
+                text.slice(span.start as usize..span.end as usize)
+            }
+            Decode::Template(template) => Blanks { transfer_id, peer }.fill(template).into(),
+        };
+        Some(Handoff { params, taken_at: now })
+    }
+}
+
+impl Shape {
+    fn template(&self) -> Option<&String> {
+        match &self.decode {
+            Decode::Answer => None,
+            Decode::Template(template) => Some(template),
+        }
+    }
+}
+
+struct Blanks<'a> {
+    transfer_id: &'a str,
+    peer: &'a Peer,
+}
+
+impl Blanks<'_> {
+    fn fill(&self, template: &str) -> String {
+        let values = [
+            ("{transfer_id}", self.transfer_id),
+            ("{bootstrap_addr}", &self.peer.bootstrap_addr),
+            ("{engine_id}", &self.peer.engine_id),
+        ];
+        let mut filled = String::with_capacity(template.len() + 64);
+        let mut rest = template;
+        while let Some(brace) = rest.find('{') {
+            let (before, from_brace) = rest.split_at(brace);
+            filled.push_str(before);
+            if let Some((blank, value)) = values.iter().find(|(blank, _)| from_brace.starts_with(blank)) {
+                push_json_string(&mut filled, value);
+                rest = &from_brace[blank.len()..];
+            } else {
+                filled.push('{');
+                rest = &from_brace[1..];
+            }
+        }
+        filled.push_str(rest);
+        filled
+    }
+}
+
+/// KV that lies at a prefiller and can be pulled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Handoff {
+    params: Bytes,
+    taken_at: Timestamp,
+}
+
+impl Handoff {
+    /// The parameters, unless they are as old as the lease or older.
+    pub(crate) fn params(&self, lease: Duration, now: Timestamp) -> Option<&Bytes> {
+        (now.since(self.taken_at) < lease).then_some(&self.params)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp(seconds * 1_000_000_000)
+    }
+
+    fn peer() -> Peer {
+        Peer { bootstrap_addr: "http://p0:8998".into(), engine_id: "e\"0".into() }
+    }
+
+    fn text(connector: &Connector, answer: &str) -> Option<Handoff> {
+        let bytes = Bytes::from(answer.to_owned());
+        let read = super::super::answer::read(&bytes, MEMBER).unwrap();
+        connector.handoff(&bytes, &read, "t-1", &peer(), at(10))
+    }
+
+    #[test]
+    fn nixl_passes_on_what_the_prefiller_said() {
+        let nixl = Connector::nixl();
+        let asked = nixl.prefill_params("t-1", &peer()).unwrap();
+        assert_eq!(asked, r#"{"do_remote_decode":true,"do_remote_prefill":false}"#);
+        let handoff = text(&nixl, r#"{"kv_transfer_params":{"remote_port": 5600.0}}"#).unwrap();
+        assert_eq!(handoff.params, r#"{"remote_port": 5600.0}"#);
+        assert_eq!(text(&nixl, r#"{"kv_transfer_params":null}"#), None);
+    }
+
+    #[test]
+    fn mooncake_tells_both_sides_the_same_id() {
+        let mooncake = Connector::mooncake();
+        let asked: serde_json::Value =
+            serde_json::from_slice(&mooncake.prefill_params("t-1", &peer()).unwrap()).unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&text(&mooncake, "{}").unwrap().params).unwrap();
+        assert_eq!(asked["transfer_id"], "t-1");
+        assert_eq!(told["transfer_id"], "t-1");
+        assert_eq!(told["remote_bootstrap_addr"], "http://p0:8998");
+        assert_eq!(told["remote_engine_id"], "e\"0", "escaped");
+    }
+
+    #[test]
+    fn a_handoff_ends_with_its_lease() {
+        let handoff = text(&Connector::nixl(), r#"{"kv_transfer_params":{"a":1}}"#).unwrap();
+        let lease = Duration::from_secs(25);
+        assert!(handoff.params(lease, Timestamp(at(35).0 - 1)).is_some(), "one nanosecond left");
+        assert_eq!(handoff.params(lease, at(35)), None, "equal to the lease");
+    }
+
+    #[test]
+    fn none_hands_nothing_over() {
+        assert_eq!(Connector::none().prefill_params("t", &peer()), None);
+        assert!(!Connector::none().hands_over());
+    }
+
+    #[test]
+    fn templates_are_checked_when_declared() {
+        for named in [Connector::nixl(), Connector::mooncake(), Connector::none()] {
+            assert_eq!(named.fault(), None);
+        }
+        assert!(Connector::declared("{\"a\":", None).fault().unwrap().contains("not a JSON object"));
+        assert!(Connector::declared("{}", Some("[1]".into())).fault().is_some());
+        assert_eq!(Connector::declared(r#"{"x":{"y":{transfer_id}}}"#, None).fault(), None);
+    }
+}

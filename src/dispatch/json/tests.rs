@@ -1,0 +1,122 @@
+//! Agreement with `serde_json` on what is JSON.
+
+use proptest::prelude::*;
+
+use super::bytes::{is_special, specials};
+use super::*;
+
+fn accepts(text: &[u8]) -> bool {
+    let mut scanner = Scanner::new(text, DEPTH_CEILING);
+    scanner.skip_value().and_then(|()| scanner.finish()).is_ok()
+}
+
+#[test]
+fn every_byte_at_every_place_of_a_word_is_told_apart() {
+    for byte in 0..=255_u8 {
+        for place in 0..8 {
+            let mut word = [0xff; 8];
+            word[place] = byte;
+            let expected = u64::from(is_special(byte)) << (8 * place + 7);
+            assert_eq!(
+                specials(u64::from_le_bytes(word)),
+                expected,
+                "byte {byte} at {place}"
+            );
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_levels_are_refused_and_not_followed() {
+    for open in ["[", "{\"a\":"] {
+        let text = open.repeat(10_000);
+        let refused = Scanner::new(text.as_bytes(), 512).skip_value();
+        assert_eq!(
+            refused,
+            Err(Malformed::TooDeep {
+                limit: 512,
+                at: open.len() * 512
+            })
+        );
+    }
+}
+
+#[test]
+fn depth_at_the_limit_passes_and_one_more_does_not() {
+    for (levels, passes) in [(64, true), (65, false)] {
+        let text = format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        assert_eq!(
+            Scanner::new(text.as_bytes(), 64).skip_value().is_ok(),
+            passes,
+            "{levels} levels of 64"
+        );
+    }
+}
+
+#[test]
+fn lone_surrogates_have_no_meaning_and_pairs_do() {
+    let decode = |text: &'static str| {
+        let text = Scanner::new(text.as_bytes(), 1)
+            .string()
+            .map(|found| (found, text))
+            .unwrap();
+        text.0.decode(text.1.as_bytes()).map(Cow::into_owned)
+    };
+    assert_eq!(decode(r#""\ud83d\ude00""#), Some("😀".as_bytes().to_vec()));
+    assert_eq!(decode(r#""\ud83d""#), None);
+    assert_eq!(decode(r#""\ud83dA""#), None);
+    assert_eq!(decode(r#""\ude00""#), None);
+}
+
+fn fragments() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        Just("{"),
+        Just("}"),
+        Just("["),
+        Just("]"),
+        Just(","),
+        Just(":"),
+        Just("\""),
+        Just("\\"),
+        Just("\\u00"),
+        Just("\"a\""),
+        Just("\"k\":"),
+        Just("\"\\u0041\""),
+        Just("0"),
+        Just("-1.5e+3"),
+        Just("01"),
+        Just("1."),
+        Just("true"),
+        Just("nul"),
+        Just("null"),
+        Just(" "),
+        Just("\n"),
+        Just("\u{1}"),
+        Just("é"),
+        Just("\"\\n\""),
+    ];
+    prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn accepts_what_serde_json_accepts(text in fragments()) {
+        let theirs = serde_json::from_str::<&serde_json::value::RawValue>(&text).is_ok();
+        prop_assert_eq!(accepts(text.as_bytes()), theirs, "{}", text);
+    }
+
+    #[test]
+    fn strings_mean_what_serde_json_says(text in r#"([a-zé"\\]|\\n|\\u00[0-9a-f]{2}|\\ud83d|\\ude00|\\/){0,40}"#) {
+        let quoted = format!("\"{text}\"");
+        let mut scanner = Scanner::new(quoted.as_bytes(), 1);
+        let ours = scanner.string().and_then(|found| scanner.finish().map(|()| found)).ok();
+        let ours = ours.and_then(|found| found.decode(quoted.as_bytes()).map(Cow::into_owned));
+        let theirs = serde_json::from_str::<String>(&quoted).ok().map(String::into_bytes);
+        prop_assert_eq!(ours, theirs);
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        accepts(&bytes);
+    }
+}
