@@ -1,1 +1,1 @@
-"""Programs that the supervisor starts. They know the router only as HTTP, and it knows them only so."""
+"""Programs that ConServe's supervisor starts. They know the router only over HTTP; see `README.md` for the contract."""
