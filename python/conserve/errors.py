@@ -157,7 +157,7 @@ class WorkerError(ConserveError):
     ) -> None:
         super().__init__(message, code=code, status=status)
         self.worker = worker
-        self.phase = phase
+        self.phase: Literal["prefill", "decode"] = phase
         self.retryable = retryable
 
 
