@@ -18,15 +18,17 @@ def main() -> int:
     started_s = time.time()
     try:
         options = parse_args()
-        logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(
+            level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
         # OpenMP reads these when torch is imported, which the next import does.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
         from conserve_workers.tiny.server.serve import serve
 
         asyncio.run(serve(options, started_s=started_s))
     except (StartError, OSError, ImportError) as error:
-        print(json.dumps({"event": "failed", "error": str(error)}), flush=True)
-        print(f"conserve tiny: {error}", file=sys.stderr)
+        sys.stdout.write(json.dumps({"event": "failed", "error": str(error)}) + "\n")
+        sys.stderr.write(f"conserve tiny: {error}\n")
         return 1
     return 0
 

@@ -26,7 +26,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
         try:
             self._template = environment.from_string(tokenizer.chat_template)
         except TemplateSyntaxError as cause:
@@ -36,7 +36,7 @@ class ChatTemplate:
         """Whether the template shows the model a request's tools."""
         self._reads_tool_calls = "tool_calls" in tokenizer.chat_template
 
-    def render(self, messages: Any, *, tools: Any = None, options: dict[str, Any] | None = None) -> str:
+    def render(self, messages: object, *, tools: object = None, options: dict[str, Any] | None = None) -> str:
         """The prompt, ending where the assistant's answer begins.
 
         Raises:
@@ -52,9 +52,11 @@ class ChatTemplate:
         try:
             return str(self._template.render(values))
         except (TemplateError, TypeError, ValueError) as cause:
-            raise RequestError(f"the model's chat template refuses the messages: {cause}", param="messages") from cause
+            raise RequestError(
+                f"the model's chat template refuses the messages: {cause}", param="messages"
+            ) from cause
 
-    def _plain(self, number: int, message: Any) -> dict[str, Any]:
+    def _plain(self, number: int, message: object) -> dict[str, Any]:
         at = f"messages[{number}]"
         if not isinstance(message, dict):
             raise RequestError(f"{at} must be an object", param=at)
@@ -69,7 +71,7 @@ class ChatTemplate:
         return {**message, "content": content}
 
 
-def _text(content: Any, at: str) -> str:
+def _text(content: object, at: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -89,7 +91,7 @@ def _text(content: Any, at: str) -> str:
     return "\n".join(texts)
 
 
-def _calls_as_text(calls: Any, at: str) -> Sequence[str]:
+def _calls_as_text(calls: object, at: str) -> Sequence[str]:
     if not isinstance(calls, list):
         raise RequestError(f"{at}.tool_calls must be a list", param=f"{at}.tool_calls")
     texts = []
@@ -102,7 +104,7 @@ def _calls_as_text(calls: Any, at: str) -> Sequence[str]:
     return texts
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_ignored: Any) -> str:
+def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **_ignored: object) -> str:
     """Jinja's own filter escapes for HTML, which a prompt must not be."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
 

@@ -25,24 +25,42 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     )
     add = parser.add_argument
     add("--model", default=default.model, help="'smollm2', 'random', or a local Hugging Face folder")
-    add("--role", choices=("prefiller", "decoder", "both"), default=default.role,
-        help="what the router uses it for; every role serves every request")
+    add(
+        "--role",
+        choices=("prefiller", "decoder", "both"),
+        default=default.role,
+        help="what the router uses it for; every role serves every request",
+    )
     add("--host", default=default.host)
     add("--port", type=int, default=default.port, help="0: the system chooses; see the ready line")
     add("--kv-blocks", type=int, default=default.kv_blocks, help="KV blocks, one of them the null block")
     add("--block-size", type=int, default=default.block_size, help="tokens in a block")
     add("--max-num-seqs", type=int, default=default.max_num_seqs, help="requests computed at once")
-    add("--max-model-len", type=int, default=default.max_model_len, help="tokens of prompt and answer together")
+    add(
+        "--max-model-len",
+        type=int,
+        default=default.max_model_len,
+        help="tokens of prompt and answer together",
+    )
     add("--chunk-tokens", type=int, default=default.chunk_tokens, help="tokens computed in one step")
     add("--threads", type=int, default=default.threads, help="CPU threads of one product")
-    add("--lease-s", type=float, default=default.lease_s, help="seconds for which a prompt is kept for another worker")
+    add(
+        "--lease-s",
+        type=float,
+        default=default.lease_s,
+        help="seconds for which a prompt is kept for another worker",
+    )
     add("--device", choices=("cpu", "cuda"), default=default.device)
     add("--served-model-name", help="name that clients use; default: the value of --model")
     add("--handoff-host", help="host at which other workers reach this one; default: --host")
     add("--handoff-port", type=int, default=default.handoff_port, help="0: the system chooses")
     add("--handoff-timeout-s", type=float, default=default.handoff_timeout_s, help="seconds without progress")
-    add("--kv-load-failure-policy", choices=("fail", "recompute"), default=default.kv_load_failure_policy,
-        help="when a handoff fails: answer 500, or compute the prompt here")
+    add(
+        "--kv-load-failure-policy",
+        choices=("fail", "recompute"),
+        default=default.kv_load_failure_policy,
+        help="when a handoff fails: answer 500, or compute the prompt here",
+    )
     add("--max-body-bytes", type=int, default=default.max_body_bytes)
     add("--drain-s", type=float, default=default.drain_s, help="seconds for requests under way after SIGTERM")
     add("--ready-file", help="file that receives the ready line")
@@ -55,7 +73,9 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
 
 def _check(options: Options) -> None:
     if options.block_size not in _BLOCK_SIZES:
-        raise StartError(f"--block-size {options.block_size}: must be one of {', '.join(map(str, _BLOCK_SIZES))}")
+        raise StartError(
+            f"--block-size {options.block_size}: must be one of {', '.join(map(str, _BLOCK_SIZES))}"
+        )
     least = {
         "kv_blocks": 2,
         "max_num_seqs": 1,

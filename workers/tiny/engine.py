@@ -22,6 +22,7 @@ from conserve_workers.tiny.handoff.fetcher import Fetcher
 from conserve_workers.tiny.handoff.leases import LeaseTable
 from conserve_workers.tiny.handoff.params import describe
 from conserve_workers.tiny.handoff.sender import Sender
+from conserve_workers.tiny.inbox import Abort, Fetched, Message, Refused, Sent, Stop, Submit, TellIdle
 from conserve_workers.tiny.kv.blocks import BlockPool
 from conserve_workers.tiny.kv.store import KvStore
 from conserve_workers.tiny.model.attention import Span
@@ -35,42 +36,6 @@ from conserve_workers.tiny.text import TextStream
 logger = logging.getLogger(__name__)
 
 Sink = Callable[[list[Output]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    request_id: str
-    received: int
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    blocks: list[int]
-    sent: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-_Message = _Submit | _Abort | _Fetched | _Sent | _Refused | _Stop
 
 
 @dataclass(slots=True)
@@ -109,7 +74,7 @@ class Engine:
         self._scheduler = Scheduler(
             self.pool, max_num_seqs=options.max_num_seqs, chunk_tokens=options.chunk_tokens
         )
-        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._live: dict[str, _Live] = {}
         self._outputs: list[Output] = []
         self._leases = LeaseTable(lease_s=options.lease_s)
@@ -120,16 +85,18 @@ class Engine:
             host=options.host,
             port=options.handoff_port,
             timeout_s=options.handoff_timeout_s,
-            on_sent=lambda blocks, sent: self._inbox.put(_Sent(blocks, sent)),
-            on_refused=lambda: self._inbox.put(_Refused()),
+            on_sent=lambda blocks, sent: self._inbox.put(Sent(blocks, sent)),
+            on_refused=lambda: self._inbox.put(Refused()),
         )
         self._fetcher = Fetcher(
             store=self.store,
             timeout_s=options.handoff_timeout_s,
-            on_end=lambda request_id, received, error: self._inbox.put(_Fetched(request_id, received, error)),
+            on_end=lambda request_id, received, error: self._inbox.put(Fetched(request_id, received, error)),
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
+        self._ended = False
+        self._idle_waiters: list[threading.Event] = []
         self.failure: str | None = None
         """Why the thread died, if it did."""
         self._count()
@@ -149,11 +116,6 @@ class Engine:
         """Whether requests are being worked on."""
         return self._thread.is_alive() and self.failure is None
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is under way and no blocks wait to be fetched."""
-        return not self._live and len(self._leases) == 0 and self._inbox.empty()
-
     def start(self) -> None:
         """Start working and accepting handoff connections."""
         self._sender.start()
@@ -161,18 +123,26 @@ class Engine:
 
     def stop(self) -> None:
         """Stop; requests under way end with reason `abort`."""
-        self._inbox.put(_Stop())
+        self._inbox.put(Stop())
         self._thread.join(timeout=5)
         self._sender.close()
         self._fetcher.close()
 
     def submit(self, request: Request) -> None:
         """Queue a request; its outputs come through the sink."""
-        self._inbox.put(_Submit(request))
+        self._inbox.put(Submit(request))
+        if self._ended:
+            self._refuse_rest()
 
     def abort(self, request_id: str) -> None:
         """Forget a request; no further output of it is sent. An unknown id is none of our business."""
-        self._inbox.put(_Abort(request_id))
+        self._inbox.put(Abort(request_id))
+
+    def wait_idle(self, *, timeout_s: float) -> bool:
+        """Block until nothing is under way and no blocks wait to be fetched; false if that takes longer."""
+        event = threading.Event()
+        self._inbox.put(TellIdle(event))
+        return event.wait(timeout_s) if self.alive else False
 
     def _run(self) -> None:
         torch.set_num_threads(self._options.threads)
@@ -188,16 +158,32 @@ class Engine:
         except Exception as error:
             logger.exception("the engine died")
             self.failure = f"the engine died: {error!r}"
-        for live in list(self._live.values()):
-            self._outputs.append(
-                Output(
-                    live.job.request.id,
-                    finish_reason="error" if self.failure else "abort",
-                    output_tokens=live.job.output_tokens,
-                    error=self.failure or "the worker is shutting down",
-                )
-            )
+        self._ended = True
+        for live in self._live.values():
+            self._end(live.job.request.id, live.job.output_tokens)
         self._live.clear()
+        self._flush()
+        self._refuse_rest()
+
+    def _end(self, request_id: str, output_tokens: int) -> None:
+        self._outputs.append(
+            Output(
+                request_id,
+                finish_reason="error" if self.failure else "abort",
+                output_tokens=output_tokens,
+                error=self.failure or "the worker is shutting down",
+            )
+        )
+
+    def _refuse_rest(self) -> None:
+        """End what was submitted after the thread's last look, so that nobody waits for an answer."""
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(message, Submit):
+                self._end(message.request.id, 0)
         self._flush()
 
     def _take_messages(self, *, wait: bool) -> None:
@@ -213,25 +199,27 @@ class Engine:
         while not self._inbox.empty():
             self._handle(self._inbox.get())
 
-    def _handle(self, message: _Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
-            case _Submit(request):
+            case Submit(request):
                 self._live[request.id] = _Live(
                     self._scheduler.submit(request),
                     TextStream(self._loaded.tokenizer, request.prompt, request.sampling.stop),
                     make_generator(request.sampling),
                 )
-            case _Abort(request_id):
+            case Abort(request_id):
                 self._on_abort(request_id)
-            case _Fetched(request_id, received, error):
+            case Fetched(request_id, received, error):
                 self._on_fetched(request_id, received, error)
-            case _Sent(blocks, sent):
+            case Sent(blocks, sent):
                 self.pool.release(blocks)
                 self.counters.handoffs_sent += 1
                 self.counters.bytes_sent += sent
-            case _Refused():
+            case Refused():
                 self.counters.handoffs_refused += 1
-            case _Stop():
+            case TellIdle(event):
+                self._idle_waiters.append(event)
+            case Stop():
                 self._stopping = True
         self._count()
 
@@ -361,7 +349,9 @@ class Engine:
                 blocks=kept,
                 tokens=prompt,
             )
-        self._outputs.append(replace(self._output(live, text), finish_reason=reason, kv_transfer_params=params))
+        self._outputs.append(
+            replace(self._output(live, text), finish_reason=reason, kv_transfer_params=params)
+        )
         self._forget(live, reason)
 
     def _output(self, live: _Live, text: str) -> Output:
@@ -401,6 +391,10 @@ class Engine:
         counters.prefix_hits = scheduler.hit_tokens
         counters.preemptions = scheduler.preemptions
         counters.evictions = self.pool.evictions
+        if self._idle_waiters and not self._live and not counters.leases:
+            for event in self._idle_waiters:
+                event.set()
+            self._idle_waiters.clear()
 
     def _flush(self) -> None:
         if self._outputs:

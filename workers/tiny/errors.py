@@ -14,7 +14,9 @@ class StartError(TinyError):
 class RequestError(TinyError):
     """The client's request is refused, as HTTP status and OpenAI error object."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code

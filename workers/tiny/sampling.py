@@ -12,7 +12,9 @@ from conserve_workers.tiny.request import Sampling
 _NEVER = float("-inf")
 
 
-def sample(logits: Tensor, rows: Sequence[tuple[Sampling, torch.Generator | None, frozenset[int]]]) -> list[int]:
+def sample(
+    logits: Tensor, rows: Sequence[tuple[Sampling, torch.Generator | None, frozenset[int]]]
+) -> list[int]:
     """One token for each row; a row is its settings, its generator (unused when greedy) and the tokens it must not take."""
     logits = logits.float()
     for number, (_settings, _generator, banned) in enumerate(rows):

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
@@ -57,7 +58,7 @@ class Fetcher:
             received = self._fetch(request_id, remote, first, blocks)
         except (OSError, HandoffError, ValueError) as cause:
             error = f"cannot fetch the prompt's KV blocks from {remote.host}:{remote.port}: {cause}"
-        except Exception as cause:  # the engine waits for an end, whatever it is
+        except Exception as cause:  # noqa: BLE001 - the engine waits for an end, whatever it is
             error = f"cannot store the prompt's KV blocks: {cause!r}"
         with self._lock:
             self._open.pop(request_id, None)
@@ -101,12 +102,19 @@ class Fetcher:
         while filled < len(blocks):
             piece, size = wire.receive(connection, into=memoryview(buffer))
             count = piece.get("count")
-            if piece.get("first") != filled or not isinstance(count, int) or size != count * store.block_bytes or count < 1:
+            if (
+                piece.get("first") != filled
+                or not isinstance(count, int)
+                or size != count * store.block_bytes
+                or count < 1
+            ):
                 raise HandoffError("it sent other blocks than those asked for")
             part = blocks[filled : filled + count]
             if len(part) != count:
                 raise HandoffError("it sent more blocks than were asked for")
-            values = torch.frombuffer(buffer, dtype=store.tensor.dtype, count=size // store.tensor.element_size())
+            values = torch.frombuffer(
+                buffer, dtype=store.tensor.dtype, count=size // store.tensor.element_size()
+            )
             layers, two, heads, tokens, dim = store.shape
             store.write(part, values.view(layers, two, heads, count, tokens, dim))
             filled += count
@@ -115,7 +123,5 @@ class Fetcher:
 
 
 def _shut(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # it may have ended by itself
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it has ended by itself

@@ -60,11 +60,15 @@ class LeaseTable:
         """Take out the leases whose time is over and that nobody reads; returns each one's blocks."""
         with self._lock:
             over = [
-                name for name, lease in self._leases.items() if lease.deadline_s <= now_s and lease.readers == 0
+                name
+                for name, lease in self._leases.items()
+                if lease.deadline_s <= now_s and lease.readers == 0
             ]
             return [self._leases.pop(name).blocks for name in over]
 
     def next_deadline_s(self) -> float | None:
         """When `expire` has something to do next, if ever."""
         with self._lock:
-            return min((lease.deadline_s for lease in self._leases.values() if lease.readers == 0), default=None)
+            return min(
+                (lease.deadline_s for lease in self._leases.values() if lease.readers == 0), default=None
+            )

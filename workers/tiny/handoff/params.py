@@ -8,7 +8,9 @@ from conserve_workers.tiny.errors import RequestError
 from conserve_workers.tiny.request import RemotePrefill
 
 
-def describe(*, engine_id: str, request_id: str, host: str, port: int, blocks: list[int], tokens: int) -> dict[str, Any]:
+def describe(
+    *, engine_id: str, request_id: str, host: str, port: int, blocks: list[int], tokens: int
+) -> dict[str, Any]:
     """What a prefiller answers: where a decoder finds the blocks."""
     return {
         "do_remote_prefill": True,
@@ -23,7 +25,7 @@ def describe(*, engine_id: str, request_id: str, host: str, port: int, blocks: l
     }
 
 
-def parse(value: Any) -> tuple[bool, RemotePrefill | None]:
+def parse(value: object) -> tuple[bool, RemotePrefill | None]:
     """Read the field of a request: whether to keep the blocks, and where to fetch them.
 
     Raises:
@@ -67,4 +69,6 @@ def parse(value: Any) -> tuple[bool, RemotePrefill | None]:
 
 
 def _refused(reason: str) -> RequestError:
-    return RequestError(f"kv_transfer_params: {reason}", param="kv_transfer_params", code="invalid_kv_transfer_params")
+    return RequestError(
+        f"kv_transfer_params: {reason}", param="kv_transfer_params", code="invalid_kv_transfer_params"
+    )

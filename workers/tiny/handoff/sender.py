@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from conserve_workers.tiny.errors import HandoffError
@@ -53,10 +54,8 @@ class Sender:
 
     def close(self) -> None:
         """Stop accepting; transfers under way end with the process."""
-        try:
+        with suppress(OSError):  # some systems refuse this on a listening socket; there, closing is enough
             self._listener.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it was never connected to by anyone: closing is enough
         self._listener.close()
 
     def _accept(self) -> None:
@@ -86,11 +85,15 @@ class Sender:
     def _answer(self, connection: socket.socket, header: dict[str, Any]) -> None:
         request_id = str(header.get("request_id"))
         if header.get("engine_id") != self._engine_id:
-            self._refuse(connection, f"this worker is engine {self._engine_id}, not {header.get('engine_id')}")
+            self._refuse(
+                connection, f"this worker is engine {self._engine_id}, not {header.get('engine_id')}"
+            )
             return
         opened = self._leases.open(request_id, now_s=time.monotonic())
         if opened is None:
-            self._refuse(connection, f"no blocks are kept for request {request_id}; its lease ended or it was fetched")
+            self._refuse(
+                connection, f"no blocks are kept for request {request_id}; its lease ended or it was fetched"
+            )
             return
         blocks, tokens = opened
         sent: int | None = None
@@ -99,9 +102,13 @@ class Sender:
             if not isinstance(first, int) or not isinstance(count, int) or first < 0 or count < 0:
                 self._refuse(connection, "first and count must not be negative")
             elif first + count > len(blocks):
-                self._refuse(connection, f"request {request_id} has {len(blocks)} blocks, not {first + count}")
+                self._refuse(
+                    connection, f"request {request_id} has {len(blocks)} blocks, not {first + count}"
+                )
             elif header.get("tokens") != tokens:
-                self._refuse(connection, f"request {request_id} has {tokens} tokens, not {header.get('tokens')}")
+                self._refuse(
+                    connection, f"request {request_id} has {tokens} tokens, not {header.get('tokens')}"
+                )
             else:
                 sent = self._send(connection, blocks[first : first + count], tokens)
         finally:
@@ -111,12 +118,14 @@ class Sender:
 
     def _send(self, connection: socket.socket, blocks: list[int], tokens: int) -> int:
         store = self._store
-        wire.send(connection, {"ok": True, "tokens": tokens, "dtype": str(store.tensor.dtype), "block": store.shape})
+        wire.send(
+            connection, {"ok": True, "tokens": tokens, "dtype": str(store.tensor.dtype), "block": store.shape}
+        )
         piece = wire.blocks_in_a_piece(store.block_bytes)
         total = 0
         for start in range(0, len(blocks), piece):
             part = blocks[start : start + piece]
-            values = memoryview(store.read(part).numpy()).cast("B")
+            values = memoryview(store.read(part).numpy().view("uint8").data).cast("B")
             wire.send(connection, {"first": start, "count": len(part)}, values)
             total += values.nbytes
         header, _size = wire.receive(connection)

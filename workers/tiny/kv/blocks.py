@@ -53,7 +53,9 @@ class BlockPool:
 
     def __init__(self, *, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2:
-            raise ValueError(f"num_blocks is {num_blocks}; at least 2 are needed, one of them is the null block")
+            raise ValueError(
+                f"num_blocks is {num_blocks}; at least 2 are needed, one of them is the null block"
+            )
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}; it must be positive")
         self.num_blocks = num_blocks

@@ -64,7 +64,9 @@ def plan(spans: Sequence[Span], *, block_size: int, device: torch.device) -> Att
     for span in spans:
         if span.count == 1:
             groups.setdefault(_rounded(-(-(span.start + 1) // KEY_TILE)), []).append(span)
-    decodes = tuple(_plan_decodes(group, tiles, block_size, device) for tiles, group in sorted(groups.items()))
+    decodes = tuple(
+        _plan_decodes(group, tiles, block_size, device) for tiles, group in sorted(groups.items())
+    )
     return AttentionPlan(prefills, decodes)
 
 
@@ -148,7 +150,9 @@ def _attend_prefill(
             if height < least_rows:
                 block = torch.cat((block, block.new_zeros(least_rows - height, dim)))
             scores = block @ wide_keys[head, : tiles * KEY_TILE].t()
-            scores[:height, masked * KEY_TILE :].view(count, group, -1).add_(prefill.masks[number].unsqueeze(1))
+            scores[:height, masked * KEY_TILE :].view(count, group, -1).add_(
+                prefill.masks[number].unsqueeze(1)
+            )
             scores.sub_(scores.amax(-1, keepdim=True)).exp_()
             weights = scores.view(-1, tiles, KEY_TILE).transpose(0, 1)
             sums = weights.sum(-1)
@@ -177,7 +181,9 @@ def _attend_decodes(
     scores.add_(decodes.mask)
     scores.sub_(scores.amax((2, 4), keepdim=True)).exp_()
     sums = scores.sum(-1)
-    mixed = torch.bmm(scores.view(batch, height, KEY_TILE), tiled_values).view(heads, count, tiles, height, dim)
+    mixed = torch.bmm(scores.view(batch, height, KEY_TILE), tiled_values).view(
+        heads, count, tiles, height, dim
+    )
     total, mixture = sums[:, :, 0], mixed[:, :, 0]
     for tile in range(1, tiles):
         total.add_(sums[:, :, tile])

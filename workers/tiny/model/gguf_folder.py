@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conserve_workers.tiny.errors import StartError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gguf import GGUFReader
+    from numpy.typing import NDArray
 
 _NAMES = {
     "attn_norm": "input_layernorm",
@@ -35,7 +40,9 @@ def convert(source: Path, folder: Path) -> None:
     try:
         from gguf import GGUFReader
     except ImportError as cause:
-        raise StartError("reading a GGUF file needs the package gguf; pip install 'conserve-router[engine]'") from cause
+        raise StartError(
+            "reading a GGUF file needs the package gguf; pip install 'conserve-router[engine]'"
+        ) from cause
     reader = GGUFReader(source)
     fields: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
     wanted = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
@@ -67,12 +74,15 @@ def convert(source: Path, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
 
 
-def _write_tensors(reader: Any, fields: dict[str, Any], folder: Path) -> frozenset[str]:
+def _write_tensors(reader: GGUFReader, fields: dict[str, Any], folder: Path) -> frozenset[str]:
     import numpy as np
     from gguf import dequantize
     from safetensors.numpy import save_file
 
-    heads = {"attn_q": fields["llama.attention.head_count"], "attn_k": fields["llama.attention.head_count_kv"]}
+    heads = {
+        "attn_q": fields["llama.attention.head_count"],
+        "attn_k": fields["llama.attention.head_count_kv"],
+    }
     tensors: dict[str, Any] = {}
     for tensor in reader.tensors:
         values = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
@@ -92,7 +102,7 @@ def _write_tensors(reader: Any, fields: dict[str, Any], folder: Path) -> frozens
     return frozenset(tensors)
 
 
-def _unpermuted(values: Any, heads: int) -> Any:
+def _unpermuted(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Undo GGUF's interleaving of the two halves that the rotation pairs."""
     rows, columns = values.shape
     pairs = values.reshape(heads, rows // heads // 2, 2, columns)

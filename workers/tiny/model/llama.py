@@ -78,20 +78,28 @@ class LlamaModel:
         for span in spans:
             for position in range(span.start, span.start + span.count):
                 positions.append(position)
-                slots.append(span.blocks[position // store.block_size] * store.block_size + position % store.block_size)
+                slots.append(
+                    span.blocks[position // store.block_size] * store.block_size + position % store.block_size
+                )
         device = self.device
         place = torch.tensor(positions + [0] * padding, device=device)
         slot = torch.tensor(slots + [0] * padding, device=device)
-        hidden = functional.embedding(torch.tensor([*tokens, *([0] * padding)], device=device), self.weights.embedding)
+        hidden = functional.embedding(
+            torch.tensor([*tokens, *([0] * padding)], device=device), self.weights.embedding
+        )
         cos, sin = self._cos[place].unsqueeze(1), self._sin[place].unsqueeze(1)
         attention = plan(spans, block_size=store.block_size, device=device)
         group = config.heads // config.kv_heads
-        mixed = torch.zeros((height, config.kv_heads, group, config.head_dim), device=device, dtype=self.dtype)
+        mixed = torch.zeros(
+            (height, config.kv_heads, group, config.head_dim), device=device, dtype=self.dtype
+        )
         scale = config.head_dim**-0.5
         for number, layer in enumerate(self.weights.layers):
             normed = functional.rms_norm(hidden, (config.hidden,), layer.norm, config.norm_eps)
             projected = rows.linear(normed, layer.qkv, layer.qkv_bias).view(height, -1, config.head_dim)
-            queries, keys, values = projected.split((config.heads, config.kv_heads, config.kv_heads), dim=1)
+            queries, keys, values = torch.split(
+                projected, [config.heads, config.kv_heads, config.kv_heads], dim=1
+            )
             if layer.query_norm is not None and layer.key_norm is not None:
                 queries = functional.rms_norm(queries, (config.head_dim,), layer.query_norm, config.norm_eps)
                 keys = functional.rms_norm(keys, (config.head_dim,), layer.key_norm, config.norm_eps)
@@ -110,7 +118,9 @@ class LlamaModel:
             normed = functional.rms_norm(hidden, (config.hidden,), layer.mlp_norm, config.norm_eps)
             gate, up = rows.linear(normed, layer.gate_up).chunk(2, dim=-1)
             hidden = hidden + rows.linear(functional.silu(gate).mul_(up), layer.down)
-        last = hidden[torch.tensor([*wanted, *([0] * (rows.padded(len(wanted)) - len(wanted)))], device=device)]
+        last = hidden[
+            torch.tensor([*wanted, *([0] * (rows.padded(len(wanted)) - len(wanted)))], device=device)
+        ]
         last = functional.rms_norm(last, (config.hidden,), self.weights.norm, config.norm_eps)
         return rows.linear(last, self.weights.head)[: len(wanted)]
 

@@ -39,7 +39,7 @@ class Rows:
         """`values @ weight.T + bias`; `values` is padded already."""
         if self.tile is None:
             return functional.linear(values, weight, bias)
-        return torch.cat([functional.linear(tile, weight, bias) for tile in values.split(self.tile)])
+        return torch.cat([functional.linear(tile, weight, bias) for tile in torch.split(values, self.tile)])
 
 
 def measure(weights: Sequence[Tensor], *, head_dim: int, key_tile: int) -> Rows:

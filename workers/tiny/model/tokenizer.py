@@ -57,7 +57,8 @@ class ByteTokenizer:
         self.eos_tokens = frozenset((self.END,))
         self.vocab = self.VOCAB
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:  # noqa: ARG002 - it adds none
+        """Tokens of a text; ChatML's marks are recognised."""
         tokens: list[int] = []
         for piece in re.split(r"(<\|im_start\|>|<\|im_end\|>)", text):
             if piece in self._MARKS:
@@ -67,6 +68,7 @@ class ByteTokenizer:
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Text of some tokens without ChatML's marks; an incomplete character becomes U+FFFD."""
         return bytes(_BYTES[token] for token in tokens if token < 256).decode("utf-8", "replace")
 
 
@@ -84,7 +86,9 @@ class FolderTokenizer:
         config_path = folder / "tokenizer_config.json"
         config: dict[str, Any] = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
         template_path = folder / "chat_template.jinja"
-        template = template_path.read_text("utf-8") if template_path.is_file() else config.get("chat_template")
+        template = (
+            template_path.read_text("utf-8") if template_path.is_file() else config.get("chat_template")
+        )
         self.chat_template = template if isinstance(template, str) else CHATML
         self.special = {
             name: text
@@ -96,14 +100,16 @@ class FolderTokenizer:
         self.vocab = int(self._backend.get_vocab_size())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokens of a text; special tokens written out in it are recognised."""
         clean = text.encode("utf-8", "replace").decode("utf-8")
         return list(self._backend.encode(clean, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Text of some tokens without the special ones; an incomplete character becomes U+FFFD."""
         return str(self._backend.decode(list(tokens), skip_special_tokens=True))
 
 
-def _token_text(value: Any) -> str | None:
+def _token_text(value: object) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

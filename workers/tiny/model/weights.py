@@ -35,7 +35,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def build(config: ModelConfig, tensors: dict[str, Tensor], *, dtype: torch.dtype, device: torch.device) -> Weights:
+def build(
+    config: ModelConfig, tensors: dict[str, Tensor], *, dtype: torch.dtype, device: torch.device
+) -> Weights:
     """Join the projections that share an input and move everything to `device`.
 
     Raises:
@@ -45,7 +47,9 @@ def build(config: ModelConfig, tensors: dict[str, Tensor], *, dtype: torch.dtype
     def take(name: str) -> Tensor:
         tensor = tensors.get(name)
         if tensor is None:
-            raise StartError(f"the model has no tensor {name!r}; is it a complete {config.layers}-layer model?")
+            raise StartError(
+                f"the model has no tensor {name!r}; is it a complete {config.layers}-layer model?"
+            )
         return tensor.to(dtype=dtype)
 
     def join(*names: str) -> Tensor:
@@ -73,4 +77,6 @@ def build(config: ModelConfig, tensors: dict[str, Tensor], *, dtype: torch.dtype
         )
     embedding = take("model.embed_tokens.weight").to(device)
     head = embedding if config.tied else take("lm_head.weight").to(device)
-    return Weights(embedding, tuple(layers), take("model.norm.weight").to(device), head[: config.output_vocab])
+    return Weights(
+        embedding, tuple(layers), take("model.norm.weight").to(device), head[: config.output_vocab]
+    )

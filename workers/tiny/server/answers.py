@@ -33,7 +33,12 @@ class Answer:
 
     def whole(self, text: str, last: Output) -> dict[str, Any]:
         """The answer in one object."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": last.finish_reason, "stop_reason": last.stop_reason, "logprobs": None}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "finish_reason": last.finish_reason,
+            "stop_reason": last.stop_reason,
+            "logprobs": None,
+        }
         if self.kind == "chat":
             choice["message"] = {"role": "assistant", "content": text}
         else:

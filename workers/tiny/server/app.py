@@ -54,7 +54,9 @@ def create_app(service: Service, *, started_s: float) -> web.Application:
         _loaded, engine, _template = service.ready()
         fields = parse.body(await request.read())
         tokens = await service.tokenize(fields, "chat" if "messages" in fields else "text")
-        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len})
+        return web.json_response(
+            {"tokens": tokens, "count": len(tokens), "max_model_len": engine.max_model_len}
+        )
 
     async def chat(request: web.Request) -> web.StreamResponse:
         return await _complete(service, request, "chat")
@@ -93,7 +95,12 @@ async def _complete(service: Service, request: web.Request, kind: Kind) -> web.S
 
 
 async def _stream(
-    request: web.Request, answer: Answer, output: Output, outputs: asyncio.Queue[Output], *, include_usage: bool
+    request: web.Request,
+    answer: Answer,
+    output: Output,
+    outputs: asyncio.Queue[Output],
+    *,
+    include_usage: bool,
 ) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -104,7 +111,9 @@ async def _stream(
         await response.write(event(opening))
     while True:
         if output.error is not None or output.finish_reason == "abort":
-            await response.write(event(error(output.error or "aborted", status=500, code="engine_error")) + DONE)
+            await response.write(
+                event(error(output.error or "aborted", status=500, code="engine_error")) + DONE
+            )
             break
         await response.write(event(answer.piece(output, usage=include_usage)))
         if output.finish_reason is not None:
@@ -131,9 +140,19 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except RequestError as refused:
         message, status, param, code = str(refused), refused.status, refused.param, refused.code
     except web.HTTPRequestEntityTooLarge as refused:
-        message, status, param, code = f"the body is too large: {refused.text}", 413, None, "request_too_large"
+        message, status, param, code = (
+            f"the body is too large: {refused.text}",
+            413,
+            None,
+            "request_too_large",
+        )
     except web.HTTPException as refused:
-        message, status, param, code = f"{request.method} {request.path}: {refused.reason}", refused.status, None, None
+        message, status, param, code = (
+            f"{request.method} {request.path}: {refused.reason}",
+            refused.status,
+            None,
+            None,
+        )
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception:

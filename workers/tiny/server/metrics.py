@@ -47,9 +47,16 @@ def render(counters: Counters, options: Options, *, started_s: float, exact: boo
         "kv_cache_size_tokens": str(counters.blocks_capacity * options.block_size),
         "enable_prefix_caching": "True",
     }
-    page.family("vllm:cache_config_info", "gauge", "KV cache; one block is the null block", {tuple(config.items()): 1})
+    page.family(
+        "vllm:cache_config_info", "gauge", "KV cache; one block is the null block", {tuple(config.items()): 1}
+    )
     page.one("vllm:num_requests_running", "gauge", "Requests being computed", counters.running)
-    page.one("vllm:num_requests_waiting", "gauge", "Requests in line, or waiting for their blocks", counters.waiting)
+    page.one(
+        "vllm:num_requests_waiting",
+        "gauge",
+        "Requests in line, or waiting for their blocks",
+        counters.waiting,
+    )
     page.family(
         "vllm:num_requests_waiting_by_reason",
         "gauge",
@@ -73,8 +80,16 @@ def render(counters: Counters, options: Options, *, started_s: float, exact: boo
         },
     )
     for name, text, value in (
-        ("vllm:prompt_tokens_cached_total", "Prompt tokens not computed", counters.prompt_tokens_resident + counters.prompt_tokens_fetched),
-        ("vllm:prompt_tokens_recomputed_total", "Fetched prompt tokens computed once more, one for each fetch", counters.prompt_tokens_recomputed),
+        (
+            "vllm:prompt_tokens_cached_total",
+            "Prompt tokens not computed",
+            counters.prompt_tokens_resident + counters.prompt_tokens_fetched,
+        ),
+        (
+            "vllm:prompt_tokens_recomputed_total",
+            "Fetched prompt tokens computed once more, one for each fetch",
+            counters.prompt_tokens_recomputed,
+        ),
         ("vllm:generation_tokens_total", "Generated tokens", counters.generation_tokens),
         ("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache", counters.prefix_queries),
         ("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache", counters.prefix_hits),
@@ -91,7 +106,11 @@ def render(counters: Counters, options: Options, *, started_s: float, exact: boo
         ("handoffs_kept_total", "Prompts kept for another worker", counters.handoffs_kept),
         ("handoffs_sent_total", "Prompts fetched by another worker", counters.handoffs_sent),
         ("handoffs_received_total", "Prompts fetched from another worker", counters.handoffs_received),
-        ("handoffs_expired_total", "Prompts given back unfetched when their lease ended", counters.handoffs_expired),
+        (
+            "handoffs_expired_total",
+            "Prompts given back unfetched when their lease ended",
+            counters.handoffs_expired,
+        ),
         ("handoffs_refused_total", "Fetches refused here", counters.handoffs_refused),
         ("handoffs_failed_total", "Fetches by this worker that failed", counters.handoffs_failed),
         ("handoff_bytes_sent_total", "Bytes of KV sent", counters.bytes_sent),
@@ -102,8 +121,15 @@ def render(counters: Counters, options: Options, *, started_s: float, exact: boo
         page.one(f"conserve_tiny:{name}", "counter", text, value)
     page.one("conserve_tiny:handoff_leases", "gauge", "Prompts kept for another worker now", counters.leases)
     page.one("conserve_tiny:kv_blocks_used", "gauge", "KV blocks in use", counters.blocks_used)
-    page.one("conserve_tiny:row_independent", "gauge", "1 when results do not depend on the batch, to the last bit", int(exact))
-    page.family("process_start_time_seconds", "gauge", "Start of the process, Unix time", {(): started_s}, plain=True)
+    page.one(
+        "conserve_tiny:row_independent",
+        "gauge",
+        "1 when results do not depend on the batch, to the last bit",
+        int(exact),
+    )
+    page.family(
+        "process_start_time_seconds", "gauge", "Start of the process, Unix time", {(): started_s}, plain=True
+    )
     return page.text()
 
 

@@ -93,7 +93,10 @@ def refuse_unsupported(fields: Mapping[str, Any], *, chat: bool) -> None:
         neutral |= {"continue_final_message": (None, False), "add_generation_prompt": (None, True)}
     for name, values in neutral.items():
         value = fields.get(name)
-        same = any(value == neutral_value and isinstance(value, bool) == isinstance(neutral_value, bool) for neutral_value in values)
+        same = any(
+            value == neutral_value and isinstance(value, bool) == isinstance(neutral_value, bool)
+            for neutral_value in values
+        )
         if not same:
             shown = json.dumps(value)
             shown = shown if len(shown) <= 60 else shown[:57] + "..."
@@ -115,7 +118,9 @@ def sampling(fields: Mapping[str, Any], *, default_max_tokens: int, chat: bool) 
     max_tokens = default_max_tokens if most is None else most
     min_tokens = _integer(fields, "min_tokens", least=0) or 0
     if min_tokens > max_tokens:
-        raise RequestError(f"min_tokens is {min_tokens}, more than max_tokens, {max_tokens}", param="min_tokens")
+        raise RequestError(
+            f"min_tokens is {min_tokens}, more than max_tokens, {max_tokens}", param="min_tokens"
+        )
     temperature = _number(fields, "temperature", 0.0, 2.0, default=1.0)
     top_k = _integer(fields, "top_k", least=-1) or 0
     return Sampling(
@@ -191,20 +196,26 @@ def _number(
     return float(value)
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def _stops(value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or len(texts) > _MOST_STOPS or not all(isinstance(text, str) for text in texts):
+    if (
+        not isinstance(texts, list)
+        or len(texts) > _MOST_STOPS
+        or not all(isinstance(text, str) for text in texts)
+    ):
         raise RequestError(f"stop must be a string or a list of at most {_MOST_STOPS} strings", param="stop")
     if not all(texts):
         raise RequestError("stop must not contain an empty string", param="stop")
     return tuple(texts)
 
 
-def _stop_tokens(value: Any) -> frozenset[int]:
+def _stop_tokens(value: object) -> frozenset[int]:
     if value is None:
         return frozenset()
-    if not isinstance(value, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in value):
+    if not isinstance(value, list) or not all(
+        isinstance(token, int) and not isinstance(token, bool) for token in value
+    ):
         raise RequestError("stop_token_ids must be a list of integers", param="stop_token_ids")
     return frozenset(value)

@@ -28,6 +28,7 @@ from conserve_workers.tiny.server.service import Service
 logger = logging.getLogger(__name__)
 
 _POLL_PARENT_S = 1.0
+_LAST_WRITES_S = 2.0
 
 
 async def serve(options: Options, *, started_s: float) -> None:
@@ -42,7 +43,9 @@ async def serve(options: Options, *, started_s: float) -> None:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.create_server((options.host, options.port), family=family, backlog=512)
     service = Service(options)
-    runner = web.AppRunner(create_app(service, started_s=started_s), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        create_app(service, started_s=started_s), handler_cancellation=True, access_log=None
+    )
     await runner.setup()
     await web.SockSite(runner, listener).start()
     stop = asyncio.Event()
@@ -62,7 +65,7 @@ async def serve(options: Options, *, started_s: float) -> None:
         await stopped
     service.draining = True
     if not orphaned.is_set():
-        await _drain(service, engine, options.drain_s)
+        await asyncio.to_thread(engine.wait_idle, timeout_s=options.drain_s)
     await asyncio.to_thread(engine.stop)
     await runner.cleanup()
 
@@ -81,7 +84,7 @@ def _load_in_background(options: Options) -> asyncio.Future[Loaded]:
     def work() -> None:
         try:
             loaded = load(options.model, device=options.device, max_model_len=options.max_model_len)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the main thread raises it
             loop.call_soon_threadsafe(settle, None, error)
         else:
             loop.call_soon_threadsafe(settle, loaded, None)
@@ -90,15 +93,9 @@ def _load_in_background(options: Options) -> asyncio.Future[Loaded]:
     return future
 
 
-async def _drain(service: Service, engine: Engine, within_s: float) -> None:
-    """Wait until answers are complete and handed-over blocks fetched, but not longer than `within_s`."""
-    deadline_s = time.monotonic() + within_s
-    while (service.waiting or not engine.idle) and engine.alive and time.monotonic() < deadline_s:
-        # Both conditions live in other threads; a short look is simpler than a callback from each.
-        await asyncio.sleep(0.02)
-
-
-def _ready_line(options: Options, listener: socket.socket, engine: Engine, started_s: float) -> dict[str, Any]:
+def _ready_line(
+    options: Options, listener: socket.socket, engine: Engine, started_s: float
+) -> dict[str, Any]:
     host = f"[{options.host}]" if ":" in options.host else options.host
     return {
         "event": "ready",
@@ -118,13 +115,14 @@ def _ready_line(options: Options, listener: socket.socket, engine: Engine, start
 
 def _announce(line: dict[str, Any], ready_file: str | None) -> None:
     text = json.dumps(line)
-    print(text, flush=True)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
     if ready_file is not None:
         target = Path(ready_file)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         with os.fdopen(handle, "w") as file:
             file.write(text + "\n")
-        os.replace(name, target)
+        Path(name).replace(target)
 
 
 @contextmanager
@@ -143,7 +141,7 @@ def _parent_watch(stop: asyncio.Event, orphaned: asyncio.Event) -> Iterator[None
         orphaned.set()
         stop.set()
 
-    if sys.platform == "linux":
+    if hasattr(os, "pidfd_open"):
         # Unlike PR_SET_PDEATHSIG this is about the process, not about the thread of it that forked us.
         try:
             handle = os.pidfd_open(parent)
@@ -165,7 +163,7 @@ def _parent_watch(stop: asyncio.Event, orphaned: asyncio.Event) -> Iterator[None
         return
 
     async def poll() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent:  # noqa: ASYNC110 - outside Linux nothing tells us
             await asyncio.sleep(_POLL_PARENT_S)
         gone()
 

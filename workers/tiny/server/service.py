@@ -82,7 +82,10 @@ class Service:
             options = fields.get("chat_template_kwargs")
             if options is not None and not isinstance(options, dict):
                 raise RequestError("chat_template_kwargs must be an object", param="chat_template_kwargs")
-            text, special = template.render(fields.get("messages"), tools=fields.get("tools"), options=options), False
+            text, special = (
+                template.render(fields.get("messages"), tools=fields.get("tools"), options=options),
+                False,
+            )
         if len(text) <= _INLINE_BYTES:
             return loaded.tokenizer.encode(text, add_special_tokens=special)
         # Long histories take tens of milliseconds, which other clients' streams should not wait for.
@@ -103,7 +106,9 @@ class Service:
         room = limit - len(prompt)
         if room < 1:
             raise _too_long(f"the prompt has {len(prompt)} tokens", limit)
-        settings = parse.sampling(fields, default_max_tokens=room if kind == "chat" else min(16, room), chat=kind == "chat")
+        settings = parse.sampling(
+            fields, default_max_tokens=room if kind == "chat" else min(16, room), chat=kind == "chat"
+        )
         if settings.max_tokens > room:
             raise _too_long(f"prompt and max_tokens are {len(prompt)} + {settings.max_tokens} tokens", limit)
         if remote is not None and remote.tokens != len(prompt):
@@ -158,7 +163,9 @@ def _checked_tokens(prompt: list[Any], vocab: int) -> list[int]:
     if not prompt:
         raise RequestError("prompt must not be empty", param="prompt")
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
-        raise RequestError("prompt must be one string or one list of token ids; batches are not supported", param="prompt")
+        raise RequestError(
+            "prompt must be one string or one list of token ids; batches are not supported", param="prompt"
+        )
     if not all(0 <= token < vocab for token in prompt):
         raise RequestError(f"prompt has token ids outside 0 to {vocab - 1}", param="prompt")
     return prompt
