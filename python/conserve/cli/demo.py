@@ -1,4 +1,4 @@
-"""`conserve demo`: parse, run, print."""
+"""Run a whole cluster on this machine: 1 prefiller, 2 decoders, a router, agents at work, and a report."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ and measured like one, and the agents' own work does not share its event loop an
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,18 +43,25 @@ def worker_spec(name: str, role: str, options: Options, *, kv_blocks: int) -> Pr
     )
 
 
-def router_spec(workers: Mapping[str, str]) -> ProcessSpec:
-    """`conserve serve` over the workers; names that begin with `p` are prefillers."""
+def router_spec(workers: Mapping[str, str], *, env: Mapping[str, str] | None = None) -> ProcessSpec:
+    """`conserve serve` over the workers; names that begin with `p` are prefillers. `env` adds `CONSERVE_*` settings."""
     argv = [sys.executable, "-m", "conserve.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
     for name, url in workers.items():
-        argv += ["--prefiller" if name.startswith("p") else "--decoder", url]
+        argv += ["--prefiller" if name.startswith("p") else "--decoder", f"{url},name={name}"]
     return ProcessSpec(
         name="router",
         role="router",
         argv=(*argv, "--connector", "nixl"),
-        env={"PYTHONUNBUFFERED": "1"},
+        env={"PYTHONUNBUFFERED": "1", **(env or {})},
         health_path="/readyz",
+        ready=router_ready,
     )
+
+
+def router_ready(line: str) -> str | None:
+    """The URL of `conserve serves http://HOST:PORT/v1 (...)`; None for any other line."""
+    match = re.search(r"\bserves (https?://\S+)/v1\b", line)
+    return match[1] if match else None
 
 
 async def start_cluster(

@@ -41,7 +41,8 @@ class Progress:
     def process_ready(self, process: WorkerProcess) -> None:
         """A worker or the router serves."""
         self.console.print(
-            f"    {process.name} ({process.spec.role}) serves at {process.url}", highlight=False
+            f"    {process.name} ({process.spec.role}, pid {process.pid}) serves at {process.url}",
+            highlight=False,
         )
 
     def turn_started(self, agent: Agent, turn: int, command: str) -> None:

