@@ -46,6 +46,8 @@ class _Live:
     text: TextStream
     generator: torch.Generator | None
     aborted: bool = False
+    told: int = 0
+    """Generated tokens that outputs have told so far."""
     stop_reason: str | int | None = field(default=None)
 
 
@@ -356,9 +358,11 @@ class Engine:
 
     def _output(self, live: _Live, text: str) -> Output:
         job = live.job
+        told, live.told = live.told, job.output_tokens
         return Output(
             job.request.id,
             text,
+            tuple(job.tokens[len(job.request.prompt) + told :]),
             stop_reason=live.stop_reason,
             output_tokens=job.output_tokens,
             cached_tokens=job.local_hit + job.fetched_tokens,

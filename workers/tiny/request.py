@@ -57,6 +57,8 @@ class Output:
 
     request_id: str
     text: str = ""
+    tokens: tuple[int, ...] = ()
+    """The tokens generated since the output before."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     output_tokens: int = 0

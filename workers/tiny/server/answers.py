@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,19 +20,21 @@ class Answer:
     kind: Kind
     id: str
     model: str
-    prompt_tokens: int
+    prompt: tuple[int, ...]
+    token_ids: bool = False
+    """Whether the client asked for `return_token_ids`."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def usage(self, output: Output) -> dict[str, Any]:
         """Token counts; `cached_tokens` are those of the prompt that were not computed for this request."""
         return {
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": len(self.prompt),
             "completion_tokens": output.output_tokens,
-            "total_tokens": self.prompt_tokens + output.output_tokens,
+            "total_tokens": len(self.prompt) + output.output_tokens,
             "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
         }
 
-    def whole(self, text: str, last: Output) -> dict[str, Any]:
+    def whole(self, text: str, tokens: Sequence[int], last: Output) -> dict[str, Any]:
         """The answer in one object."""
         choice: dict[str, Any] = {
             "index": 0,
@@ -43,6 +46,8 @@ class Answer:
             choice["message"] = {"role": "assistant", "content": text}
         else:
             choice["text"] = text
+        if self.token_ids:
+            choice |= {"prompt_token_ids": self.prompt, "token_ids": tokens}
         kind = "chat.completion" if self.kind == "chat" else "text_completion"
         return {
             **self._head(kind),
@@ -55,7 +60,8 @@ class Answer:
         """The object before any text: a chat's role."""
         if self.kind == "text":
             return None
-        return self._piece({"delta": {"role": "assistant", "content": ""}}, None, usage=usage)
+        piece = self._piece({"delta": {"role": "assistant", "content": ""}}, None, usage=usage)
+        return {**piece, "prompt_token_ids": self.prompt} if self.token_ids else piece
 
     def piece(self, output: Output, *, usage: bool) -> dict[str, Any]:
         """Some text, and at the end the reason for it."""
@@ -65,6 +71,10 @@ class Answer:
             body = {"text": output.text}
         if output.finish_reason is not None:
             body["stop_reason"] = output.stop_reason
+        if self.token_ids:
+            body["token_ids"] = output.tokens
+            if self.kind == "text" and output.output_tokens == len(output.tokens):
+                body["prompt_token_ids"] = self.prompt
         piece = self._piece(body, output.finish_reason, usage=usage)
         if output.kv_transfer_params is not None:
             piece["kv_transfer_params"] = output.kv_transfer_params

@@ -79,19 +79,20 @@ async def _complete(service: Service, request: web.Request, kind: Kind) -> web.S
     fields = parse.body(await request.read())
     how = parse.reply(fields)
     asked = await service.request(fields, kind)
-    answer = Answer(kind, asked.id, service.options.model_name, len(asked.prompt))
+    answer = Answer(kind, asked.id, service.options.model_name, asked.prompt, how.token_ids)
     async with service.run(asked) as outputs:
         # The first output decides the status: a handoff that fails must not look like a begun answer.
         output = await outputs.get()
         _raise_if_failed(output)
         if how.stream:
             return await _stream(request, answer, output, outputs, include_usage=how.include_usage)
-        texts = [output.text]
+        texts, tokens = [output.text], [*output.tokens]
         while output.finish_reason is None:
             output = await outputs.get()
             _raise_if_failed(output)
             texts.append(output.text)
-        return web.json_response(answer.whole("".join(texts), output))
+            tokens += output.tokens
+        return web.json_response(answer.whole("".join(texts), tokens, output))
 
 
 async def _stream(

@@ -20,6 +20,8 @@ class Reply:
 
     stream: bool
     include_usage: bool
+    token_ids: bool = False
+    """Name the tokens of prompt and answer too, as vLLM does for `return_token_ids`."""
 
 
 def body(raw: bytes) -> dict[str, Any]:
@@ -149,7 +151,11 @@ def reply(fields: Mapping[str, Any]) -> Reply:
     stream = _flag(fields, "stream")
     if options is not None and not stream:
         raise RequestError("stream_options is only allowed together with stream=true", param="stream_options")
-    return Reply(stream=stream, include_usage=_flag(options or {}, "include_usage"))
+    return Reply(
+        stream=stream,
+        include_usage=_flag(options or {}, "include_usage"),
+        token_ids=_flag(fields, "return_token_ids"),
+    )
 
 
 def salt(fields: Mapping[str, Any]) -> str:
