@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from conserve.demo.client import ServingError
-
 from tests.system.cluster import SmallCluster, assistant, small_cluster, user
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

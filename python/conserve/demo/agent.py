@@ -96,12 +96,12 @@ async def converse(
     for number in range(1, len(agent.plan.steps) + 2):
         command = output = ""
         if number > 1:
-            tool = agent.plan.steps[number - 2]
-            command = tool.command
-            output = replay[number - 1] if replay is not None else tool.run(workspace, max_chars=tool_chars)
-            messages.append(
-                {"role": "user", "content": f"Output of `{command}`:\n\n{output}\n\nGo on with your task."}
+            step = agent.plan.steps[number - 2]
+            command = step.tool.command
+            output = (
+                replay[number - 1] if replay is not None else step.tool.run(workspace, max_chars=tool_chars)
             )
+            messages.append({"role": "user", "content": f"I ran `{command}`:\n\n{output}\n\n{step.question}"})
         watcher.turn_started(agent, number, command)
         answer = await ask(agent, server, messages, watcher=watcher)
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from .tools import CountLines, Grep, ListFiles, Outline, ReadLines, Tool
-from .workspace import Workspace
+from .workspace import CODE, Workspace
 
 SYSTEM = "You are a careful software engineer. You read files, you run tools, and you answer in a few plain sentences."
 
@@ -31,23 +31,34 @@ _SLICE_LINES = 14
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """What happens before a later turn: a tool runs, and a question is asked about its output."""
+
+    tool: Tool
+    question: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What one agent does. `task` is the first user message; `steps[n]` is run before turn n + 2."""
 
     path: str
     task: str
-    steps: tuple[Tool, ...]
+    steps: tuple[Step, ...]
 
 
 def make_plan(workspace: Workspace, agent: int, *, turns: int, prompt_chars: int) -> Plan:
     """The plan of agent number `agent`, from the files of the workspace alone.
 
-    Agents take the longest files first. When there are more agents than files, the next ones begin further down.
+    Agents take code before prose, and the longest files first. When there are more agents than files, the next ones begin further down.
     """
-    by_length = sorted(workspace.files, key=lambda path: (-len(workspace.read(path)), path))
-    path = by_length[agent % len(by_length)]
+    ranked = sorted(
+        workspace.files,
+        key=lambda path: (PurePosixPath(path).suffix not in CODE, -len(workspace.read(path)), path),
+    )
+    path = ranked[agent % len(ranked)]
     lines = workspace.lines(path)
-    first = (agent // len(by_length) * 40) % max(1, len(lines) - 20)
+    first = (agent // len(ranked) * 40) % max(1, len(lines) - 20)
     shown = _fitting(lines[first:], prompt_chars)
     last = first + len(shown)
     goal = _GOALS[agent % len(_GOALS)]
@@ -59,26 +70,27 @@ def make_plan(workspace: Workspace, agent: int, *, turns: int, prompt_chars: int
     return Plan(path=path, task=task, steps=tuple(_steps(path, lines, last, turns - 1)))
 
 
-def _steps(path: str, lines: list[str], seen: int, count: int) -> list[Tool]:
+def _steps(path: str, lines: list[str], seen: int, count: int) -> list[Step]:
     """The tools of the later turns, in the order in which an engineer would reach for them."""
     folder = PurePosixPath(path).parent.as_posix()
     folder = "" if folder == "." else folder
     words = Counter(word for line in lines for word in _WORD.findall(line))
     ranked = [word for word, _ in words.most_common(count)] or ["main"]
-    steps: list[Tool] = []
+    steps: list[Step] = []
     for turn in range(count):
         lap, kind = divmod(turn, 5)
+        word = ranked[lap % len(ranked)]
+        start = (seen + lap * _SLICE_LINES) % max(1, len(lines)) + 1
         if kind == 0:
-            steps.append(Outline(path) if lap == 0 else ListFiles(folder))
+            steps.append(Step(Outline(path), "Which three of these names matter most, and why?"))
         elif kind == 1:
-            steps.append(Grep(ranked[lap % len(ranked)], folder))
+            steps.append(Step(Grep(word, folder), f"How is `{word}` used? Name one of the files."))
         elif kind == 2:
-            start = (seen + lap * _SLICE_LINES) % max(1, len(lines)) + 1
-            steps.append(ReadLines(path, start, _SLICE_LINES))
+            steps.append(Step(ReadLines(path, start, _SLICE_LINES), "What do these lines do, step by step?"))
         elif kind == 3:
-            steps.append(CountLines(folder))
+            steps.append(Step(CountLines(folder), "Which file would you split first, and into which parts?"))
         else:
-            steps.append(ListFiles(folder) if lap == 0 else Outline(path))
+            steps.append(Step(ListFiles(folder), "Which of these files would you read next, and what for?"))
     return steps
 
 

@@ -33,7 +33,7 @@ class Progress:
 
     def phase(self, text: str) -> None:
         """A new part of the demo begins."""
-        self.console.print(f"[bold]==> {escape(text)}[/]")
+        self.console.print(f"[bold]==> {escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def agents(self, agents: list[Agent], turns: int) -> None:
         """These agents are about to begin."""
@@ -60,6 +60,7 @@ class Progress:
             f"{turn.answer.output_tokens} answered in {turn.answer.elapsed_s:.2f} s",
             highlight=False,
             markup=False,
+            soft_wrap=True,
         )
 
 

@@ -5,33 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-_SUFFIXES = frozenset(
-    [
-        ".c",
-        ".cc",
-        ".cpp",
-        ".css",
-        ".go",
-        ".h",
-        ".hpp",
-        ".html",
-        ".java",
-        ".js",
-        ".json",
-        ".md",
-        ".py",
-        ".pyi",
-        ".rb",
-        ".rs",
-        ".rst",
-        ".sh",
-        ".sql",
-        ".toml",
-        ".ts",
-        ".txt",
-        ".yaml",
-        ".yml",
-    ]
+CODE = frozenset(
+    [".c", ".cc", ".cpp", ".go", ".h", ".hpp", ".java", ".js", ".py", ".rb", ".rs", ".sh", ".sql", ".ts"]
+)
+"""Suffixes of programs; the agents begin with these."""
+_SUFFIXES = CODE | frozenset(
+    [".css", ".html", ".json", ".md", ".pyi", ".rst", ".toml", ".txt", ".yaml", ".yml"]
 )
 _SKIPPED = frozenset({"__pycache__", "build", "dist", "node_modules", "out", "target", "venv"})
 _MIN_BYTES = 400

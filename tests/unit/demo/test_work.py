@@ -122,7 +122,7 @@ def test_plan_depends_only_on_the_files(project: Workspace) -> None:
         "no two conversations begin alike, though there are three files"
     )
     assert all(len(plan.steps) == 7 for plan in first), "a tool before each turn but the first"
-    assert all(step.run(project, max_chars=100) for plan in first for step in plan.steps)
+    assert all(step.tool.run(project, max_chars=100) for plan in first for step in plan.steps)
 
 
 def test_task_quotes_the_file_as_it_is(project: Workspace) -> None:
