@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ FAILED = 1
 WRONG_USE = 2
 NOT_RUN = 3
 INTERRUPTED = 130
+LOG_COLUMNS = 120
 
 
 def demo(
@@ -57,7 +59,7 @@ def demo(
 
     Exit status: 0 done; 1 a check failed; 2 wrong use; 3 the demo could not run; 130 interrupted.
     """
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=LOG_COLUMNS)
     errors = Console(stderr=True)
     try:
         options = Options(

@@ -38,13 +38,13 @@ class Agent:
 
     @property
     def label(self) -> str:
-        """The conversation as it is shown: `task-3`, or `tenant-b/task-3`."""
+        """The conversation as it is shown: `task-3`, or `b/task-3` for tenant b."""
         return f"{self.tenant}/{self.id}" if self.tenant else self.id
 
     def headers(self, *, conversation: bool) -> dict[str, str]:
         """What the agent sends besides the body; no conversation header for clients that know of none."""
         headers = {"X-Conversation-ID": self.id} if conversation else {}
-        return headers | ({"Authorization": f"Bearer key-of-{self.tenant}"} if self.tenant else {})
+        return headers | ({"Authorization": f"Bearer key-of-tenant-{self.tenant}"} if self.tenant else {})
 
 
 @dataclass(frozen=True, slots=True)

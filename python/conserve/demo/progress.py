@@ -14,7 +14,16 @@ from conserve.supervisor import WorkerProcess
 
 from .agent import Agent, Turn
 
-_TEXT_WIDTH = 44
+_TEXT_CHARS = 200
+# A column without a width takes what is left.
+_COLUMNS = (
+    ("conversation", 12),
+    ("turn", 5),
+    ("decoder", 7),
+    ("state", 14),
+    ("tool", None),
+    ("answer", None),
+)
 
 
 class Progress:
@@ -110,9 +119,9 @@ class LiveProgress(Progress):
         row.state = "done" if turn.number == self._turns else "running a tool"
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 1), show_header=bool(self._rows))
-        for name in ("conversation", "turn", "decoder", "state", "tool", "answer"):
-            table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table = Table(box=None, padding=(0, 1), show_header=bool(self._rows), expand=True)
+        for name, width in _COLUMNS:
+            table.add_column(name, no_wrap=True, overflow="ellipsis", width=width, ratio=None if width else 1)
         for label, row in self._rows.items():
             text = " ".join(row.text.split())
             table.add_row(
@@ -120,8 +129,8 @@ class LiveProgress(Progress):
                 f"{row.turn}/{self._turns}",
                 row.decoder,
                 row.state,
-                escape(row.tool[:40]),
-                escape(text[-_TEXT_WIDTH:]),
+                escape(row.tool),
+                escape(text[-_TEXT_CHARS:]),
             )
         return table
 

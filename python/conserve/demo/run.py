@@ -66,7 +66,7 @@ def make_agents(workspace: Workspace, options: Options) -> list[Agent]:
         agents.append(
             Agent(
                 id=f"task-{index + 1}",
-                tenant=None if options.tenants == 1 else f"tenant-{_tenant_name(tenant)}",
+                tenant=None if options.tenants == 1 else _tenant_name(tenant),
                 plan=plan,
             )
         )

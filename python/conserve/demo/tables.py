@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .report import Report, placements
 
+_WIDE = 110
+_PATH_CHARS = 32
+
 
 def show(report: Report, console: Console) -> None:
     """Print the conversations, the fleet, and the verdict of `--check`."""
-    console.print(conversations_table(report))
+    console.print(conversations_table(report, width=console.width))
     console.print(workers_table(report))
-    console.print(_summary(report))
+    console.print(_summary(report), highlight=False)
     for problem in report.problems:
         console.print(Text(f"✗ {problem}", style="bold red"))
     if report.checked and not report.problems:
@@ -26,25 +30,19 @@ def show(report: Report, console: Console) -> None:
         )
 
 
-def conversations_table(report: Report) -> Table:
-    """One row for each conversation."""
-    table = Table(title="Conversations", title_justify="left")
-    table.add_column("conversation")
-    table.add_column("file", overflow="ellipsis", no_wrap=True, max_width=34)
-    table.add_column("turns", justify="right")
-    table.add_column("decoder")
-    table.add_column("handoffs", justify="right")
-    table.add_column("TTFET s", justify="right")
-    table.add_column("new", justify="right")
-    table.add_column("resident", justify="right")
-    table.add_column("recomputed", justify="right")
-    table.add_column("partial", justify="right")
+def conversations_table(report: Report, *, width: int) -> Table:
+    """One row for each conversation; the file is shown where `width` columns leave room for it."""
+    with_file = width >= _WIDE
+    columns = ("conversation", *(["file"] if with_file else []), "decoder")
+    table = _table("Conversations", *columns, padding=int(with_file))
+    for name in ("turns", "handoffs", "TTFET s", "new", "resident", "recomputed", "partial"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in report.conversations:
         table.add_row(
             one.agent.label,
-            one.agent.plan.path,
-            str(len(one.turns)),
+            *([_shortened(one.agent.plan.path)] if with_file else []),
             one.decoder,
+            str(len(one.turns)),
             str(one.handoffs),
             "—" if one.ttfet_s is None else f"{one.ttfet_s:.2f}",
             f"{one.new_tokens:,}",
@@ -57,11 +55,9 @@ def conversations_table(report: Report) -> Table:
 
 def workers_table(report: Report) -> Table:
     """One row for each worker, from its own metrics."""
-    table = Table(title="Workers (prompt tokens by source, from their /metrics)", title_justify="left")
-    table.add_column("worker")
-    table.add_column("role")
+    table = _table("Workers: prompt tokens by source, from their /metrics", "worker", "role")
     for name in ("conversations", "computed", "resident", "pulled", "generated"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     pinned = placements(report.conversations)
     for worker in report.fleet.workers:
         table.add_row(
@@ -74,6 +70,19 @@ def workers_table(report: Report) -> Table:
             f"{worker.generated_tokens:,}",
         )
     return table
+
+
+def _table(title: str, *columns: str, padding: int = 1) -> Table:
+    """A table with its left-aligned columns; the widest fits 80 columns without padding."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, padding), pad_edge=False)
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _shortened(path: str) -> str:
+    """The end of a long path, which says more than its beginning."""
+    return path if len(path) <= _PATH_CHARS else "…" + path[1 - _PATH_CHARS :]
 
 
 def _summary(report: Report) -> str:
