@@ -22,7 +22,7 @@ class TextStream:
         self._start = 0
         self._shown = len(self._tokens)
         self._stop = tuple(stop)
-        self._keep_back = max((len(text) for text in self._stop), default=1) - 1
+        self._longest = max((len(text) for text in self._stop), default=0)
         self._held = ""
         self.stopped_by: str | None = None
 
@@ -55,10 +55,13 @@ class TextStream:
                 at, self.stopped_by = min(found, key=lambda hit: (hit[0], -len(hit[1])))
                 self._held = ""
                 return held[:at]
-        keep = self._keep_back if check_stop else 0
-        cut = len(held) - keep
-        if cut <= 0:
-            self._held = held
-            return ""
+        cut = len(held) - (self._possible_stop(held) if check_stop else 0)
         self._held = held[cut:]
         return held[:cut]
+
+    def _possible_stop(self, text: str) -> int:
+        """Characters at the end of `text` that may be the beginning of a stop string."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stop if len(stop) > length):
+                return length
+        return 0
