@@ -1,0 +1,145 @@
+//! Where a turn runs, and why: the interface that policies fit into.
+//!
+//! Promises: a policy is a pure function from what was observed to a decision; same inputs, same
+//! placement, and the reason is part of the answer (I5). A policy cannot book anything: the router
+//! does, and asks again if the books moved meanwhile.
+//! Leaves to others: booking (`occupancy`), waiting (`admission`), the life of the pin (`conversation`).
+
+pub(crate) mod strict;
+
+use crate::config::PolicyKind;
+use crate::event::Reason;
+use crate::fleet::Role;
+use crate::units::{BlockSize, Blocks, Tokens, WorkerId};
+
+/// One worker as it is observed now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WorkerView {
+    /// Its id.
+    pub id: WorkerId,
+    /// What it is for.
+    pub role: Role,
+    /// Takes new conversations: not lost, not suspect, not draining.
+    pub open: bool,
+    /// KV blocks it holds; `None` while unknown.
+    pub capacity: Option<Blocks>,
+    /// Tokens in a block.
+    pub block_size: BlockSize,
+    /// Blocks booked, idle conversations and reservations included.
+    pub booked: Blocks,
+    /// Turns in flight.
+    pub running: u32,
+    /// Pinned turns wait to grow there: what it frees is theirs.
+    pub growth_waits: bool,
+    /// Prompt tokens queued at it.
+    pub queued: Tokens,
+    /// It takes new conversations while fewer than this are queued.
+    pub backlog_limit: Tokens,
+    /// Prompt tokens per second observed; `None` before the first.
+    pub tokens_per_s: Option<f64>,
+    /// Longest prompt plus answer.
+    pub max_model_len: Option<Tokens>,
+}
+
+impl WorkerView {
+    /// The largest prompt that this worker could ever hold; `None` while its capacity is unknown.
+    #[must_use]
+    pub fn prompt_limit(&self) -> Option<Tokens> {
+        let fits = self.block_size.tokens(self.capacity?);
+        Some(self.max_model_len.map_or(fits, |len| len.min(fits)))
+    }
+}
+
+/// The fleet as it is observed now. Lost workers are not in it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Observed {
+    /// In the order in which they joined.
+    pub workers: Vec<WorkerView>,
+    /// Share of a decoder's blocks that new conversations may fill.
+    pub low_watermark: f64,
+}
+
+/// The turn that wants a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TurnView {
+    /// Breaks ties: a hash of the conversation.
+    pub tie: u64,
+    /// Tokens of the prompt.
+    pub prompt: Tokens,
+    /// The decoder that holds the conversation; `None` if it is new or its KV is gone.
+    pub home: Option<WorkerId>,
+    /// Tokens that its home holds of it.
+    pub resident: Tokens,
+}
+
+/// What new conversations lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortage {
+    /// No decoder takes conversations.
+    Decoders,
+    /// No decoder has room under the low watermark. `best` would with `blocks` freed.
+    Blocks {
+        /// The decoder that lacks least.
+        best: WorkerId,
+        /// What the turn needs there.
+        need: Blocks,
+    },
+    /// Every prefiller has its fill of queued prompts.
+    Prefill,
+}
+
+/// What a policy decides.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Decision {
+    /// Run at home.
+    Stay,
+    /// Bring the conversation to `decoder`; its KV is handed over once if a prefiller is named.
+    ///
+    /// `decoder` may be the home of the conversation: with a prefiller that is a remote prefill
+    /// for the same pin. Otherwise the pin moves.
+    Place {
+        /// Computes the prompt; `None`: the decoder does.
+        prefiller: Option<WorkerId>,
+        /// Holds the conversation from now on.
+        decoder: WorkerId,
+        /// Blocks that the decoder may have booked afterwards.
+        ceiling: Blocks,
+        /// The same if nothing else is booked there.
+        alone: Blocks,
+        /// Why.
+        reason: Reason,
+    },
+    /// Wait until this changes.
+    Wait(Shortage),
+    /// It fits nowhere, ever.
+    TooLong {
+        /// The largest prompt that would.
+        limit: Tokens,
+    },
+}
+
+/// A rule that places turns.
+pub trait Policy: Send + Sync {
+    /// As an operator writes it.
+    fn name(&self) -> &'static str;
+
+    /// Whether a turn of a pinned conversation always runs at home: then it is not even asked.
+    fn is_sticky(&self) -> bool;
+
+    /// Where the turn runs.
+    fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision;
+
+    /// The next prefiller after those in `avoid` failed; `None`: the decoder computes the prompt.
+    fn next_prefiller(
+        &self,
+        turn: &TurnView,
+        fleet: &Observed,
+        avoid: &[WorkerId],
+    ) -> Option<(WorkerId, Reason)>;
+}
+
+pub(crate) fn policy(kind: PolicyKind) -> Box<dyn Policy> {
+    match kind {
+        PolicyKind::Strict => Box::new(strict::Strict),
+    }
+}

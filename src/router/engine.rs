@@ -1,0 +1,674 @@
+//! The decision path: from a request to a grant, a place in the line, or a refusal.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::TurnRequest;
+use super::grant::{Grant, Queued};
+use super::snapshot::Tally;
+use super::ticket::Place;
+use crate::admission::{Line, Queue};
+use crate::config::Config;
+use crate::conversation::{Conversation, ConversationPhase, Refused, State};
+use crate::error::Rejected;
+use crate::event::{Event, Observer, Reason, TurnKind};
+use crate::fleet::{Fleet, Worker};
+use crate::occupancy::{Ceiling, Rank, Reservation};
+use crate::placement::{Decision, Observed, Policy, Shortage, TurnView, WorkerView};
+use crate::sync::Counter;
+use crate::table::Table;
+use crate::units::{Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
+
+/// Everything that turns share.
+pub(crate) struct Engine {
+    pub(crate) config: Config,
+    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) sticky: bool,
+    pub(crate) fleet: Fleet,
+    pub(crate) table: Table,
+    pub(crate) line: Line,
+    pub(crate) observers: Observers,
+    pub(crate) tally: Tally,
+    /// The latest time that a slow path was told: for what is dropped without being told one.
+    pub(crate) latest: Counter,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let conversations = self.table.len();
+        f.debug_struct("Engine")
+            .field("conversations", &conversations)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Those who hear events: a list that only grows, read without a lock.
+#[derive(Default)]
+pub(crate) struct Observers(OnceLock<Box<(Arc<dyn Observer>, Observers)>>);
+
+impl Observers {
+    pub(crate) fn add(&self, observer: Arc<dyn Observer>) {
+        let mut entry = Box::new((observer, Observers::default()));
+        let mut end = self;
+        while let Err(refused) = end.0.set(entry) {
+            entry = refused;
+            end = &end.0.get().expect("a cell that refuses a value has one").1;
+        }
+    }
+
+    /// Tells everybody; `event` is not even made if nobody listens.
+    pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
+        if let Some((first, rest)) = self.0.get().map(|entry| (&entry.0, &entry.1)) {
+            let event = event();
+            first.on(&event);
+            let mut next = rest;
+            while let Some(entry) = next.0.get() {
+                entry.0.on(&event);
+                next = &entry.1;
+            }
+        }
+    }
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    Granted(Grant),
+    Queued(Place),
+}
+
+/// One try to get a turn running.
+#[derive(Debug)]
+pub(crate) enum Attempt {
+    Run(Grant),
+    Wait(Queue, Lack),
+    Refuse(Rejected),
+    /// The conversation moved meanwhile: look again.
+    Again,
+}
+
+/// What an impatient turn is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lack {
+    Room,
+    Decoders,
+}
+
+/// The turn that asks, as the decision path sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asking {
+    pub(crate) key: ConversationKey,
+    pub(crate) prompt: Tokens,
+    pub(crate) arrived: Timestamp,
+    /// It stands in the line and is counted in its conversation's word.
+    pub(crate) waited: bool,
+    /// It wants to wait if it must.
+    pub(crate) patient: bool,
+    /// Where its conversation was before it lost its place.
+    pub(crate) from: Option<WorkerId>,
+}
+
+impl Asking {
+    fn rank(&self) -> Rank {
+        if self.waited {
+            Rank::FromLine
+        } else {
+            Rank::Arriving
+        }
+    }
+}
+
+/// A place that is booked but not taken yet.
+pub(crate) struct Booked<'a> {
+    decoder: &'a Worker,
+    prefiller: Option<&'a Worker>,
+    reservation: Reservation<'a>,
+    reason: Reason,
+}
+
+/// Decisions to try while the books move under them.
+const TRIES: usize = 16;
+
+impl Engine {
+    pub(crate) fn new(config: Config, policy: Box<dyn Policy>) -> Self {
+        Self {
+            config,
+            sticky: policy.is_sticky(),
+            policy,
+            fleet: Fleet::new(),
+            table: Table::default(),
+            line: Line::new(),
+            observers: Observers::default(),
+            tally: Tally::default(),
+            latest: Counter::default(),
+        }
+    }
+
+    pub(crate) fn begin(&self, request: &TurnRequest, now: Timestamp) -> Result<Begun, Rejected> {
+        let asking = Asking {
+            key: request.key,
+            prompt: request.prompt_tokens,
+            arrived: now,
+            waited: false,
+            patient: request.wait.is_some(),
+            from: None,
+        };
+        loop {
+            let found = self.table.find(request.key);
+            let attempt = match &found {
+                Some(conversation) => self.attempt(conversation, &asking, now),
+                None => self.attempt_new(&asking, now),
+            };
+            match attempt {
+                Attempt::Run(grant) => return Ok(Begun::Granted(grant)),
+                Attempt::Refuse(rejected) => return Err(self.shed(request.key, rejected, now)),
+                Attempt::Again => {}
+                Attempt::Wait(queue, lack) => {
+                    let Some(wait) = request.wait else {
+                        let rejected = self.no_room(lack, now);
+                        return Err(self.shed(request.key, rejected, now));
+                    };
+                    match self.enqueue(found.as_ref(), queue, &asking, now + wait, now) {
+                        Ok(Some(begun)) => return Ok(begun),
+                        Ok(None) => {}
+                        Err(rejected) => return Err(self.shed(request.key, rejected, now)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn shed(&self, key: ConversationKey, rejected: Rejected, now: Timestamp) -> Rejected {
+        self.tally.of(key).shed.add(1);
+        let retry_after = rejected.retry_after().unwrap_or(Duration::ZERO);
+        self.observers.tell(|| Event::Shed {
+            at: now,
+            key,
+            retry_after,
+        });
+        rejected
+    }
+
+    fn no_room(&self, lack: Lack, now: Timestamp) -> Rejected {
+        match lack {
+            Lack::Room => Rejected::Overloaded {
+                retry_after: self.line.retry_after(self.line.newcomers(), now),
+            },
+            Lack::Decoders => {
+                let mut draining = false;
+                self.fleet.for_each_live(|worker| {
+                    draining |= worker.role.decodes() && worker.is_draining();
+                });
+                if draining {
+                    Rejected::Draining
+                } else {
+                    Rejected::NoWorkers
+                }
+            }
+        }
+    }
+
+    /// Tries to run a turn of a conversation that exists.
+    pub(crate) fn attempt(
+        &self,
+        conversation: &Arc<Conversation>,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Attempt {
+        let state = conversation.state();
+        match (state.phase, state.decoder) {
+            (ConversationPhase::Pinned, Some(id)) => {
+                let decoder = self.fleet.worker(id);
+                if self.stays(decoder, state, asking) {
+                    if self.sticky {
+                        return self.run_at_home(conversation, state, decoder, asking, now);
+                    }
+                    return self.ask_policy(conversation, state, decoder, asking, now);
+                }
+                self.place_again(conversation, state, asking, now)
+            }
+            (ConversationPhase::Unpinned, _) => self.place_again(conversation, state, asking, now),
+            (ConversationPhase::Placing, Some(id)) if !asking.patient && !asking.waited => {
+                self.run_at_home(conversation, state, self.fleet.worker(id), asking, now)
+            }
+            (ConversationPhase::Placing, _) => Attempt::Wait(Queue::Followers, Lack::Room),
+            (ConversationPhase::Closed, _) if asking.waited => Attempt::Refuse(Rejected::Closed),
+            // A pin without a decoder is never written; as good as closed.
+            (ConversationPhase::Closed, _) | (ConversationPhase::Pinned, None) => {
+                self.table.remove(asking.key, conversation);
+                Attempt::Again
+            }
+        }
+    }
+
+    /// Whether a pinned conversation runs its next turn where it is: its decoder lives, and if it
+    /// drains, other turns of the conversation still run there.
+    pub(crate) fn stays(&self, decoder: &Worker, state: State, asking: &Asking) -> bool {
+        decoder.keeps_pins() || (!decoder.is_lost() && state.in_flight > u8::from(asking.waited))
+    }
+
+    fn ask_policy(
+        &self,
+        conversation: &Arc<Conversation>,
+        state: State,
+        home: &Worker,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Attempt {
+        let resident = home.block_size().tokens(state.blocks).min(asking.prompt);
+        let turn = TurnView {
+            tie: tie(asking.key),
+            prompt: asking.prompt,
+            home: Some(home.id),
+            resident,
+        };
+        match self.policy.place(&turn, &self.observed()) {
+            // A pinned turn never stands in the newcomers' line: without a better place it stays.
+            Decision::Stay | Decision::Wait(_) | Decision::TooLong { .. } => {
+                self.run_at_home(conversation, state, home, asking, now)
+            }
+            Decision::Place { .. } => {
+                let mut asking = *asking;
+                asking.from = Some(home.id);
+                match self.book(&turn, &asking, now) {
+                    Ok(booked) => self.take(Some((conversation, state)), booked, &asking, now),
+                    Err(_) => self.run_at_home(conversation, state, home, &asking, now),
+                }
+            }
+        }
+    }
+
+    /// Runs a turn on the decoder that its conversation is on.
+    fn run_at_home(
+        &self,
+        conversation: &Arc<Conversation>,
+        state: State,
+        decoder: &Worker,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Attempt {
+        let (capacity, limit) = (
+            decoder.capacity().unwrap_or_default(),
+            decoder.prompt_limit(),
+        );
+        if let Some(limit) = limit.filter(|limit| asking.prompt > *limit) {
+            return Attempt::Refuse(Rejected::PromptTooLong {
+                tokens: asking.prompt,
+                limit,
+            });
+        }
+        let growth = decoder
+            .block_size()
+            .blocks(asking.prompt)
+            .less(state.blocks);
+        let ceiling = Ceiling::capacity(capacity);
+        let mut reservation = decoder
+            .occupancy
+            .try_reserve(growth, ceiling, asking.rank());
+        if reservation.is_none()
+            && self.config.evict_idle
+            && self.make_room(decoder, growth, ceiling, Some(conversation), now)
+        {
+            reservation = decoder
+                .occupancy
+                .try_reserve(growth, ceiling, asking.rank());
+        }
+        let Some(reservation) = reservation else {
+            return Attempt::Wait(Queue::Growth(decoder.id), Lack::Room);
+        };
+        let next = match state.begin(asking.waited) {
+            Ok(next) => next,
+            Err(refused) => {
+                self.give_back(reservation, asking.waited, now);
+                return self.refused(refused);
+            }
+        };
+        if !conversation.replace(state, next) {
+            self.give_back(reservation, asking.waited, now);
+            return Attempt::Again;
+        }
+        conversation.touch(now);
+        let reason = match state.phase {
+            ConversationPhase::Pinned => Reason::Pinned,
+            ConversationPhase::Placing
+            | ConversationPhase::Unpinned
+            | ConversationPhase::Closed => Reason::Shared,
+        };
+        let grant = Grant {
+            key: asking.key,
+            conversation: Arc::clone(conversation),
+            decoder: decoder.id,
+            prefiller: None,
+            queued: None,
+            reserved: reservation.hand_to_turn(),
+            prompt: asking.prompt,
+            turn: u32::from(next.turn),
+            kind: TurnKind::Pinned,
+            reason,
+            arrived: asking.arrived,
+            started: now,
+            from: None,
+        };
+        self.announce(&grant, asking.waited, now);
+        Attempt::Run(grant)
+    }
+
+    fn refused(&self, refused: Refused) -> Attempt {
+        match refused {
+            Refused::Full => Attempt::Refuse(Rejected::Overloaded {
+                retry_after: Duration::from_secs(1),
+            }),
+            Refused::Closed | Refused::Moved => Attempt::Again,
+        }
+    }
+
+    /// Undoes a reservation that nobody took; who looked meanwhile is served now. A caller that
+    /// holds the line serves it itself.
+    fn give_back(&self, reservation: Reservation<'_>, holds_line: bool, now: Timestamp) {
+        if reservation.cancel() && !holds_line {
+            self.serve(now);
+        }
+    }
+
+    fn attempt_new(&self, asking: &Asking, now: Timestamp) -> Attempt {
+        if self.table.len() >= self.config.max_conversations {
+            let retry_after = self.line.retry_after(self.line.newcomers(), now);
+            return Attempt::Refuse(Rejected::Overloaded { retry_after });
+        }
+        self.place(None, asking, now)
+    }
+
+    /// Places a conversation whose KV is gone.
+    fn place_again(
+        &self,
+        conversation: &Arc<Conversation>,
+        state: State,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Attempt {
+        let asking = Asking {
+            from: state.decoder.or(asking.from),
+            ..*asking
+        };
+        self.place(Some((conversation, state)), &asking, now)
+    }
+
+    /// Finds a place and takes it.
+    pub(crate) fn place(
+        &self,
+        known: Option<(&Arc<Conversation>, State)>,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Attempt {
+        let turn = TurnView {
+            tie: tie(asking.key),
+            prompt: asking.prompt,
+            home: None,
+            resident: Tokens(0),
+        };
+        let mut booked = self.book(&turn, asking, now);
+        if self.config.evict_idle
+            && let Err(Decision::Wait(Shortage::Blocks { best, need })) = booked
+        {
+            let decoder = self.fleet.worker(best);
+            let capacity = decoder.capacity().unwrap_or_default();
+            let shared = capacity.share(self.config.low_watermark);
+            let ceiling = Ceiling {
+                shared,
+                alone: capacity,
+            };
+            if self.make_room(
+                decoder,
+                need,
+                ceiling,
+                known.map(|(conversation, _)| conversation),
+                now,
+            ) {
+                booked = self.book(&turn, asking, now);
+            }
+        }
+        match booked {
+            Ok(booked) => self.take(known, booked, asking, now),
+            Err(Decision::TooLong { limit }) => Attempt::Refuse(Rejected::PromptTooLong {
+                tokens: asking.prompt,
+                limit,
+            }),
+            Err(Decision::Wait(Shortage::Decoders)) => {
+                Attempt::Wait(Queue::Newcomers, Lack::Decoders)
+            }
+            Err(Decision::Wait(_) | Decision::Stay | Decision::Place { .. }) => {
+                Attempt::Wait(Queue::Newcomers, Lack::Room)
+            }
+        }
+    }
+
+    /// Books the place that the policy chooses; the decision that stands in the way otherwise.
+    fn book(
+        &self,
+        turn: &TurnView,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Result<Booked<'_>, Decision> {
+        let mut decision = self.policy.place(turn, &self.observed());
+        for _ in 0..TRIES {
+            let Decision::Place {
+                prefiller,
+                decoder,
+                ceiling,
+                alone,
+                reason,
+            } = decision
+            else {
+                return Err(decision);
+            };
+            // First come, first served: who is in the line was here before.
+            if !asking.waited && turn.home.is_none() && self.line.newcomers() > 0 {
+                return Err(Decision::Wait(Shortage::Prefill));
+            }
+            let decoder = self.fleet.worker(decoder);
+            let prefiller = prefiller.map(|id| self.fleet.worker(id));
+            let need = decoder.block_size().blocks(turn.prompt);
+            let ceiling = Ceiling {
+                shared: ceiling,
+                alone,
+            };
+            // Arriving also for those from the line: a newcomer never takes what growth waits for.
+            if let Some(reservation) = decoder.occupancy.try_reserve(need, ceiling, Rank::Arriving)
+            {
+                let admits =
+                    |worker: &Worker| worker.backlog.try_add(turn.prompt, worker.backlog_limit);
+                if prefiller.is_none_or(admits) {
+                    return Ok(Booked {
+                        decoder,
+                        prefiller,
+                        reservation,
+                        reason,
+                    });
+                }
+                self.give_back(reservation, asking.waited, now);
+            }
+            decision = self.policy.place(turn, &self.observed());
+        }
+        Err(Decision::Wait(Shortage::Prefill))
+    }
+
+    /// Moves the conversation to its booked place and makes the grant.
+    fn take(
+        &self,
+        known: Option<(&Arc<Conversation>, State)>,
+        booked: Booked<'_>,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Attempt {
+        let Booked {
+            decoder,
+            prefiller,
+            reservation,
+            reason,
+        } = booked;
+        let give_up = |reservation: Reservation<'_>| {
+            let queued = prefiller.is_some_and(|worker| worker.backlog.done(asking.prompt));
+            if (reservation.cancel() | queued) && !asking.waited {
+                self.serve(now);
+            }
+        };
+        let (conversation, turn) = match known {
+            Some((conversation, state)) => {
+                let next = match state.place(decoder.id, asking.waited) {
+                    Ok(next) => next,
+                    Err(refused) => {
+                        give_up(reservation);
+                        return self.refused(refused);
+                    }
+                };
+                if !conversation.replace(state, next) {
+                    give_up(reservation);
+                    return Attempt::Again;
+                }
+                self.left(state, asking.waited, now);
+                (Arc::clone(conversation), next.turn)
+            }
+            None => {
+                let born = State::born(Some(decoder.id));
+                let conversation = Arc::new(Conversation::new(born, now));
+                if !self.table.insert(asking.key, &conversation) {
+                    give_up(reservation);
+                    return Attempt::Again;
+                }
+                self.tally.of(asking.key).opened.add(1);
+                (conversation, born.turn)
+            }
+        };
+        conversation.touch(now);
+        decoder.conversations.add(1);
+        let first = !conversation.was_pinned();
+        let grant = Grant {
+            key: asking.key,
+            conversation,
+            decoder: decoder.id,
+            prefiller: prefiller.map(|worker| worker.id),
+            queued: prefiller.map(|worker| Queued {
+                prefiller: worker.id,
+                tokens: asking.prompt,
+                since: now,
+            }),
+            reserved: reservation.hand_to_turn(),
+            prompt: asking.prompt,
+            turn: u32::from(turn),
+            kind: if first {
+                TurnKind::First
+            } else {
+                TurnKind::Relocated
+            },
+            reason,
+            arrived: asking.arrived,
+            started: now,
+            from: asking.from,
+        };
+        self.line.admitted(now);
+        self.announce(&grant, true, now);
+        Attempt::Run(grant)
+    }
+
+    /// A conversation left the decoder of `old`: what it held there is given back.
+    pub(crate) fn left(&self, old: State, holds_line: bool, now: Timestamp) {
+        let Some(id) = old.decoder else { return };
+        let decoder = self.fleet.worker(id);
+        decoder.conversations.sub(1);
+        if decoder.occupancy.release(old.blocks) && !holds_line {
+            self.serve(now);
+        }
+    }
+
+    fn announce(&self, grant: &Grant, admission: bool, now: Timestamp) {
+        let Grant {
+            key,
+            decoder,
+            turn,
+            kind,
+            reason,
+            ..
+        } = *grant;
+        self.tally.of(key).started.add(1);
+        if admission {
+            let waited = now.since(grant.arrived);
+            self.observers.tell(|| Event::Admitted {
+                at: now,
+                key,
+                waited,
+            });
+        }
+        if grant.places() {
+            let prefiller = grant.prefiller;
+            self.observers.tell(|| Event::Placed {
+                at: now,
+                key,
+                prefiller,
+                decoder,
+                kind,
+                reason,
+            });
+        }
+        if kind == TurnKind::Relocated {
+            self.tally.of(key).relocated.add(1);
+            let (from, to) = (grant.from, decoder);
+            self.observers.tell(|| Event::Relocated {
+                at: now,
+                key,
+                from,
+                to,
+            });
+        }
+        self.observers.tell(|| Event::TurnStarted {
+            at: now,
+            key,
+            decoder,
+            turn,
+            kind,
+        });
+    }
+
+    /// The fleet as a policy sees it.
+    pub(crate) fn observed(&self) -> Observed {
+        let mut workers = Vec::new();
+        self.fleet
+            .for_each_live(|worker| workers.push(view(worker)));
+        Observed {
+            workers,
+            low_watermark: self.config.low_watermark,
+        }
+    }
+}
+
+fn view(worker: &Worker) -> WorkerView {
+    let books = worker.occupancy.books();
+    WorkerView {
+        id: worker.id,
+        role: worker.role,
+        open: worker.is_open(),
+        capacity: worker.capacity(),
+        block_size: worker.block_size(),
+        booked: books.booked,
+        running: books.running,
+        growth_waits: books.growth_waits,
+        queued: worker.backlog.queued(),
+        backlog_limit: worker.backlog_limit,
+        tokens_per_s: worker.throughput.get(),
+        max_model_len: worker.max_model_len(),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "half of a hash is a hash")]
+pub(crate) fn tie(key: ConversationKey) -> u64 {
+    (key.0 ^ key.0 >> 64) as u64
+}
+
+/// Blocks freed for a turn that needs them, see `Engine::make_room`.
+pub(crate) fn lacking(decoder: &Worker, need: Blocks, ceiling: Ceiling) -> Blocks {
+    decoder
+        .occupancy
+        .books()
+        .booked
+        .plus(need)
+        .less(ceiling.shared)
+}

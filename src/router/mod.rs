@@ -1,0 +1,211 @@
+//! Composes the parts: begin, settle, observe, sweep, close.
+//!
+//! Promises: every turn is settled once: finish, fail, or drop (I7). Turn n takes no lock: one map
+//! read, one compare-exchange on its conversation, one on its decoder's books.
+//! Leaves to others: moving bytes (`dispatch` and the doors), reading a clock.
+
+mod engine;
+mod grant;
+mod settle;
+mod snapshot;
+mod ticket;
+mod turn;
+mod upkeep;
+mod waiting;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) use self::engine::Engine;
+pub(crate) use self::grant::Grant;
+pub use self::snapshot::{ConversationView, Discrepancy, Snapshot, Totals, WorkerRow};
+pub use self::ticket::Ticket;
+pub use self::turn::{Route, Turn};
+pub use self::upkeep::Swept;
+use crate::config::Config;
+use crate::error::{ConfigError, JoinError, Rejected};
+pub use crate::event::{FailReason, LostReason, Observer, Reason, TurnKind, Usage};
+use crate::fleet::WorkerSpec;
+pub use crate::fleet::{Health, Role, WorkerRef};
+use crate::placement::Policy;
+use crate::report::WorkerReport;
+use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
+
+/// A turn that wants to begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TurnRequest {
+    /// The conversation.
+    pub key: ConversationKey,
+    /// Tokens of the prompt, as well as is known.
+    pub prompt_tokens: Tokens,
+    /// How long to stand in the line; `None`: answer now.
+    pub wait: Option<Duration>,
+}
+
+/// A turn that may begin now or later.
+#[derive(Debug)]
+pub enum Begin {
+    /// It runs.
+    Started(Turn),
+    /// It stands in the line.
+    Waiting(Ticket),
+}
+
+/// Keeps the engine alive for its turns. One for each stripe of keys, so that turns of different
+/// conversations do not count references on the same cache line.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Anchor(Arc<Engine>);
+
+impl std::ops::Deref for Anchor {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.0
+    }
+}
+
+/// Decides where conversations live. Every method takes `&self` and may be called from any thread.
+///
+/// See the [crate] for an example.
+#[derive(Debug)]
+pub struct Router {
+    engine: Arc<Engine>,
+    anchors: Box<[Arc<Anchor>]>,
+}
+
+const ANCHORS: usize = 64;
+
+impl Router {
+    /// A router without workers.
+    ///
+    /// # Errors
+    /// Names the first setting outside its range.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        let policy = crate::placement::policy(config.policy);
+        Self::with_policy(config, policy)
+    }
+
+    /// A router with a policy of your own.
+    ///
+    /// # Errors
+    /// Names the first setting outside its range.
+    pub fn with_policy(config: Config, policy: Box<dyn Policy>) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let engine = Arc::new(Engine::new(config, policy));
+        let anchor = |_| Arc::new(Anchor(Arc::clone(&engine)));
+        let anchors = (0..ANCHORS).map(anchor).collect();
+        Ok(Self { engine, anchors })
+    }
+
+    /// Adds somebody who hears every event from now on.
+    #[must_use]
+    pub fn with_observer(self, observer: Arc<dyn Observer>) -> Self {
+        self.engine.observers.add(observer);
+        self
+    }
+
+    fn anchor(&self, key: ConversationKey) -> &Arc<Anchor> {
+        #[expect(clippy::cast_possible_truncation, reason = "any bits of the key do")]
+        let stripe = (key.0 ^ key.0 >> 64) as usize % ANCHORS;
+        &self.anchors[stripe]
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.engine.config
+    }
+
+    /// Adds a worker; those who wait may be placed on it at once.
+    ///
+    /// # Errors
+    /// If the URL or capacity is invalid, the URL is in the fleet already, or all ids were used.
+    pub fn join(&self, spec: WorkerSpec, now: Timestamp) -> Result<WorkerId, JoinError> {
+        self.engine.join(spec, now)
+    }
+
+    /// Begins a turn: it runs at once, or stands in the line if it is willing to wait.
+    ///
+    /// # Errors
+    /// Says why the turn cannot run; then nothing is booked for it.
+    pub fn begin(&self, request: &TurnRequest, now: Timestamp) -> Result<Begin, Rejected> {
+        let anchor = self.anchor(request.key);
+        match self.engine.begin(request, now)? {
+            engine::Begun::Granted(grant) => {
+                Ok(Begin::Started(Turn::new(Arc::clone(anchor), grant)))
+            }
+            engine::Begun::Queued(place) => {
+                Ok(Begin::Waiting(Ticket::new(Arc::clone(anchor), place)))
+            }
+        }
+    }
+
+    /// Ends a conversation and frees its blocks; turns in flight give theirs back when they settle,
+    /// turns that wait are refused. `false` if there is no such conversation.
+    pub fn close(&self, key: ConversationKey, now: Timestamp) -> bool {
+        self.engine.close(key, now)
+    }
+
+    /// Gives up the pin of a conversation, so that its next turn is placed afresh. `false` if it
+    /// has none.
+    pub fn relocate(&self, key: ConversationKey, now: Timestamp) -> bool {
+        self.engine.relocate(key, now)
+    }
+
+    /// Closes conversations that were idle for longer than the idle timeout.
+    pub fn sweep(&self, now: Timestamp) -> Swept {
+        self.engine.sweep(now)
+    }
+
+    /// A worker gets no new conversation; those pinned to it move at their next turn.
+    pub fn drain(&self, worker: WorkerId, now: Timestamp) {
+        self.engine.set_draining(worker, true, now);
+    }
+
+    /// Takes [`Router::drain`] back.
+    pub fn undrain(&self, worker: WorkerId, now: Timestamp) {
+        self.engine.set_draining(worker, false, now);
+    }
+
+    /// A worker is gone for good; if it comes back it joins as a new one.
+    pub fn lose(&self, worker: WorkerId, why: LostReason, now: Timestamp) {
+        self.engine.lose(worker, why, now);
+    }
+
+    /// A worker is doubted (it gets no new conversation) or trusted again.
+    pub fn suspect(&self, worker: WorkerId, suspect: bool, now: Timestamp) {
+        self.engine.set_suspect(worker, suspect, now);
+    }
+
+    /// Takes over what a worker says about itself.
+    pub fn observe(&self, worker: WorkerId, report: &WorkerReport, now: Timestamp) {
+        self.engine.observe(worker, report, now);
+    }
+
+    /// What is known of a conversation.
+    #[must_use]
+    pub fn conversation(&self, key: ConversationKey) -> Option<ConversationView> {
+        self.engine.conversation(key)
+    }
+
+    /// The state of the whole router in numbers.
+    #[must_use]
+    pub fn snapshot(&self, now: Timestamp) -> Snapshot {
+        self.engine.snapshot(now)
+    }
+
+    /// Refuses those whose time in the line is up, and serves those who can be.
+    pub fn tick(&self, now: Timestamp) {
+        self.engine.tick(now);
+    }
+
+    /// Checks the accounting identity: the blocks booked on each decoder are those in the words of
+    /// its conversations plus those reserved. Holds whenever no call is in progress.
+    ///
+    /// # Errors
+    /// Names the first decoder whose books disagree.
+    pub fn check(&self) -> Result<(), Discrepancy> {
+        self.engine.check()
+    }
+}

@@ -1,0 +1,276 @@
+//! How a turn ends: the one place where what it holds is given back or becomes its conversation's.
+//!
+//! Order: blocks are booked before the word names them and leave the word before they are given
+//! back, so the books never show less than is held.
+
+use super::engine::Engine;
+use super::grant::Grant;
+use crate::conversation::{ConversationPhase, State};
+use crate::event::{CloseReason, Event, FailReason, Usage};
+use crate::units::{Blocks, Timestamp, Tokens};
+
+impl Engine {
+    /// The prompt is computed, or will not be: it no longer counts as queued.
+    pub(crate) fn dequeue(&self, grant: &mut Grant, computed: Option<Tokens>, now: Timestamp) {
+        let Some(queued) = grant.queued.take() else {
+            return;
+        };
+        let prefiller = self.fleet.worker(queued.prefiller);
+        if let Some(tokens) = computed {
+            prefiller.throughput.done(tokens, queued.since, now);
+        }
+        if prefiller.backlog.done(queued.tokens) {
+            self.serve(now);
+        }
+    }
+
+    /// Makes the booking fit the exact size of the prompt, as far as there is room.
+    pub(crate) fn true_up(&self, grant: &mut Grant, prompt: Tokens, now: Timestamp) {
+        grant.prompt = prompt;
+        let decoder = self.fleet.worker(grant.decoder);
+        let state = grant.conversation.state();
+        let held = if state.is_on(grant.decoder) {
+            state.blocks
+        } else {
+            Blocks::ZERO
+        };
+        let wanted = decoder.block_size().blocks(prompt).less(held);
+        if wanted == grant.reserved {
+            return;
+        }
+        let capacity = decoder.capacity().unwrap_or_default();
+        let (reserved, somebody_waits) = decoder.occupancy.resize(grant.reserved, wanted, capacity);
+        grant.reserved = reserved;
+        if reserved < wanted {
+            self.overcommitted(grant, wanted.less(reserved), now);
+        }
+        if somebody_waits {
+            self.serve(now);
+        }
+    }
+
+    fn overcommitted(&self, grant: &Grant, blocks: Blocks, now: Timestamp) {
+        let (key, decoder) = (grant.key, grant.decoder);
+        self.tally.of(key).overcommitted.add(1);
+        self.observers.tell(|| Event::Overcommitted {
+            at: now,
+            key,
+            decoder,
+            blocks,
+        });
+    }
+
+    /// The decoder has the KV: the conversation is pinned, those that waited for it may run.
+    pub(crate) fn hand_over(&self, grant: &Grant, now: Timestamp) {
+        let moved = grant
+            .conversation
+            .update(|state| state.hand_over(grant.decoder));
+        if let Ok((_, after)) = moved {
+            // This turn is still in flight itself.
+            self.pinned(grant, after.in_flight > 1, now);
+        }
+    }
+
+    fn pinned(&self, grant: &Grant, others: bool, now: Timestamp) {
+        grant.conversation.note_pinned();
+        let (key, decoder, handoff) = (grant.key, grant.decoder, grant.prefiller.is_some());
+        if handoff {
+            self.tally.of(key).handoffs.add(1);
+        }
+        let took = now.since(grant.started);
+        self.observers.tell(|| Event::HandedOver {
+            at: now,
+            key,
+            decoder,
+            took,
+            handoff,
+        });
+        if others {
+            self.serve_those_of(key, now);
+        }
+    }
+
+    pub(crate) fn finish(&self, mut grant: Grant, usage: Usage, now: Timestamp) {
+        let prompt = usage.prompt.unwrap_or(grant.prompt);
+        self.dequeue(&mut grant, None, now);
+        let decoder = self.fleet.worker(grant.decoder);
+        let actual = decoder
+            .block_size()
+            .blocks(prompt + usage.output.unwrap_or_default());
+        let settled = self.leave_blocks(&grant, actual);
+        grant.conversation.touch(now);
+        if settled.missing > Blocks::ZERO {
+            self.overcommitted(&grant, settled.missing, now);
+        }
+        if settled.before.phase == ConversationPhase::Placing
+            && settled.after.phase == ConversationPhase::Pinned
+        {
+            self.pinned(&grant, settled.after.in_flight > 0, now);
+        }
+        let Grant {
+            key,
+            decoder,
+            turn,
+            kind,
+            ..
+        } = grant;
+        self.tally.of(key).finished.add(1);
+        let (took, blocks) = (now.since(grant.started), settled.after.blocks);
+        self.observers.tell(|| Event::TurnFinished {
+            at: now,
+            key,
+            decoder,
+            turn,
+            kind,
+            usage,
+            took,
+            blocks,
+        });
+        if settled.somebody_waits {
+            self.serve(now);
+        }
+    }
+
+    /// Turns the reservation into blocks of the conversation. Alone in flight, the turn knows what
+    /// the conversation holds; otherwise it holds at least what it held.
+    fn leave_blocks(&self, grant: &Grant, actual: Blocks) -> Settled {
+        let decoder = self.fleet.worker(grant.decoder);
+        let (books, capacity) = (&decoder.occupancy, decoder.capacity().unwrap_or_default());
+        let mut reserved = Some(grant.reserved);
+        let mut held = i64::from(grant.reserved.get());
+        loop {
+            let before = grant.conversation.state();
+            if !before.is_on(grant.decoder) {
+                let after = before.leave();
+                if grant.conversation.replace(before, after) {
+                    let somebody_waits = give_back(books, reserved, held, 0);
+                    return Settled {
+                        before,
+                        after,
+                        missing: Blocks::ZERO,
+                        somebody_waits,
+                    };
+                }
+                continue;
+            }
+            let target = if before.in_flight <= 1 {
+                actual
+            } else {
+                actual.max(before.blocks)
+            };
+            let wanted = i64::from(target.get()) - i64::from(before.blocks.get());
+            if wanted > held {
+                held = match reserved.take() {
+                    Some(reserved) => books.settle(reserved, wanted, capacity).0,
+                    None => held + grow(books, wanted - held, capacity),
+                };
+            }
+            let kept = wanted.min(held);
+            let blocks = i64::from(before.blocks.get()) + kept;
+            let after = before.settle(Blocks::new(u64::try_from(blocks).unwrap_or(0)));
+            if grant.conversation.replace(before, after) {
+                let somebody_waits = give_back(books, reserved, held, kept);
+                let missing = Blocks::new(u64::try_from(wanted - kept).unwrap_or(0));
+                return Settled {
+                    before,
+                    after,
+                    missing,
+                    somebody_waits,
+                };
+            }
+        }
+    }
+
+    pub(crate) fn fail(&self, mut grant: Grant, why: FailReason, now: Timestamp) {
+        let computed = grant.prefiller.is_some() && grant.queued.is_none();
+        self.dequeue(&mut grant, None, now);
+        let decoder = self.fleet.worker(grant.decoder);
+        let never_pinned = !grant.conversation.was_pinned();
+        let (places, lost) = (grant.places(), why == FailReason::DecoderLost);
+        let step = |state: State| -> Result<State, std::convert::Infallible> {
+            let brings = places && state.phase == ConversationPhase::Placing;
+            Ok(if !state.is_on(grant.decoder) || !(brings || lost) {
+                state.leave()
+            } else if brings && never_pinned && state.in_flight == 1 {
+                state.close().map_or(state, State::leave)
+            } else {
+                state.unpin().leave()
+            })
+        };
+        let Ok((before, after)) = grant.conversation.update(step);
+        let freed = before.blocks.less(after.blocks);
+        let moved = before.phase != after.phase;
+        if moved {
+            decoder.conversations.sub(1);
+        }
+        let capacity = decoder.capacity().unwrap_or_default();
+        let keep = -i64::from(freed.get());
+        let (_, somebody_waits) = decoder.occupancy.settle(grant.reserved, keep, capacity);
+        let Grant {
+            key, decoder, turn, ..
+        } = grant;
+        self.tally.of(key).failed.add(1);
+        let took = now.since(grant.started);
+        self.observers.tell(|| Event::TurnFailed {
+            at: now,
+            key,
+            decoder,
+            turn,
+            why,
+            took,
+        });
+        if computed
+            && before.phase == ConversationPhase::Placing
+            && let Some(prefiller) = grant.prefiller
+        {
+            self.observers.tell(|| Event::Orphaned {
+                at: now,
+                key,
+                prefiller,
+            });
+        }
+        if moved && after.phase == ConversationPhase::Closed {
+            self.ended(
+                key,
+                &grant.conversation,
+                CloseReason::NeverPlaced,
+                freed,
+                now,
+            );
+        } else if moved && after.in_flight > 0 {
+            self.serve_those_of(key, now);
+            return;
+        }
+        if somebody_waits {
+            self.serve(now);
+        }
+    }
+}
+
+/// What a finished turn left.
+struct Settled {
+    before: State,
+    after: State,
+    /// Blocks that the conversation has on the decoder and that the books had no room for.
+    missing: Blocks,
+    somebody_waits: bool,
+}
+
+/// Of `held` blocks, `kept` are the conversation's now; the rest goes.
+fn give_back(
+    books: &crate::occupancy::Occupancy,
+    reserved: Option<Blocks>,
+    held: i64,
+    kept: i64,
+) -> bool {
+    match reserved {
+        // Keeping no more than is reserved needs no ceiling.
+        Some(reserved) => books.settle(reserved, kept, Blocks::ZERO).1,
+        None => books.release(Blocks::new(u64::try_from(held - kept).unwrap_or(0))),
+    }
+}
+
+fn grow(books: &crate::occupancy::Occupancy, more: i64, capacity: Blocks) -> i64 {
+    let more = Blocks::new(u64::try_from(more).unwrap_or(0));
+    i64::from(books.grow(more, capacity).get())
+}

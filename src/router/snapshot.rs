@@ -1,0 +1,267 @@
+//! The router's state in numbers, and the check of its books.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::engine::Engine;
+use crate::conversation::ConversationPhase;
+use crate::fleet::{Health, Role, WorkerRef};
+use crate::report::WorkerReport;
+use crate::sync::{Counter, Padded};
+use crate::units::{BlockSize, Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
+
+/// One conversation as it is now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ConversationView {
+    /// Its key.
+    pub key: ConversationKey,
+    /// Where it is in its life.
+    pub phase: ConversationPhase,
+    /// Where it is pinned or being brought to.
+    pub decoder: Option<WorkerRef>,
+    /// Turns begun.
+    pub turn: u32,
+    /// Turns that run or wait.
+    pub in_flight: u32,
+    /// Blocks booked for it between turns.
+    pub blocks: Blocks,
+    /// When its first turn arrived.
+    pub first_seen: Timestamp,
+    /// When a turn last began or finished.
+    pub last_used: Timestamp,
+    /// Time to its first user-visible answer, once there was one.
+    pub ttfet: Option<Duration>,
+}
+
+/// One worker as it is now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerRow {
+    /// Id, address and name.
+    pub worker: WorkerRef,
+    /// What it is for.
+    pub role: Role,
+    /// Its class of GPU and power cap.
+    pub tier: Option<Arc<str>>,
+    /// How it is.
+    pub health: Health,
+    /// It gets no new conversation, and those it has leave.
+    pub draining: bool,
+    /// KV blocks it holds; `None` while unknown.
+    pub capacity: Option<Blocks>,
+    /// Tokens in a block.
+    pub block_size: BlockSize,
+    /// Longest prompt plus answer.
+    pub max_model_len: Option<Tokens>,
+    /// Blocks booked.
+    pub booked: Blocks,
+    /// Of these, reserved by turns in flight.
+    pub reserved: Blocks,
+    /// Turns in flight.
+    pub running: u32,
+    /// Conversations pinned to it or being brought to it.
+    pub conversations: u64,
+    /// Prompt tokens queued at it.
+    pub queued: Tokens,
+    /// Prompt tokens per second observed.
+    pub tokens_per_s: Option<f64>,
+    /// What it last said about itself.
+    pub report: Option<WorkerReport>,
+    /// How old that is.
+    pub report_age: Option<Duration>,
+    /// When it joined.
+    pub joined: Timestamp,
+}
+
+/// What happened so far, in counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are named after what they count")]
+pub struct Totals {
+    pub opened: u64,
+    pub closed: u64,
+    pub started: u64,
+    pub finished: u64,
+    pub failed: u64,
+    pub shed: u64,
+    pub handoffs: u64,
+    pub relocated: u64,
+    pub evicted: u64,
+    pub overcommitted: u64,
+}
+
+/// The whole router as it is now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// The live workers in the order in which they joined, then the latest lost ones.
+    pub workers: Vec<WorkerRow>,
+    /// Conversations held.
+    pub conversations: usize,
+    /// New conversations that wait for a decoder.
+    pub waiting: usize,
+    /// Other turns that wait: to grow, or for their conversation to be placed.
+    pub waiting_tail: usize,
+    /// What happened so far.
+    pub totals: Totals,
+    /// The policy's name.
+    pub policy: &'static str,
+}
+
+/// The books of a decoder disagree with its conversations.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{worker} has {booked} blocks booked, but its conversations hold {held} and its turns {reserved}"
+)]
+pub struct Discrepancy {
+    /// The decoder.
+    pub worker: WorkerId,
+    /// Blocks booked there.
+    pub booked: u64,
+    /// Blocks in the words of its conversations.
+    pub held: u64,
+    /// Blocks reserved by turns in flight.
+    pub reserved: u64,
+}
+
+/// Counts of one stripe of keys.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) opened: Counter,
+    pub(crate) closed: Counter,
+    pub(crate) started: Counter,
+    pub(crate) finished: Counter,
+    pub(crate) failed: Counter,
+    pub(crate) shed: Counter,
+    pub(crate) handoffs: Counter,
+    pub(crate) relocated: Counter,
+    pub(crate) evicted: Counter,
+    pub(crate) overcommitted: Counter,
+}
+
+/// Counts striped by key, so that turns of different conversations write different cache lines.
+#[derive(Debug)]
+pub(crate) struct Tally(Box<[Padded<Counts>]>);
+
+const STRIPES: usize = 64;
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self((0..STRIPES).map(|_| Padded::default()).collect())
+    }
+}
+
+impl Tally {
+    pub(crate) fn of(&self, key: ConversationKey) -> &Counts {
+        #[expect(clippy::cast_possible_truncation, reason = "any bits of the key do")]
+        let stripe = (key.0 ^ key.0 >> 64) as usize % STRIPES;
+        &self.0[stripe]
+    }
+
+    fn totals(&self) -> Totals {
+        let sum = |of: fn(&Counts) -> &Counter| self.0.iter().map(|counts| of(counts).get()).sum();
+        Totals {
+            opened: sum(|counts| &counts.opened),
+            closed: sum(|counts| &counts.closed),
+            started: sum(|counts| &counts.started),
+            finished: sum(|counts| &counts.finished),
+            failed: sum(|counts| &counts.failed),
+            shed: sum(|counts| &counts.shed),
+            handoffs: sum(|counts| &counts.handoffs),
+            relocated: sum(|counts| &counts.relocated),
+            evicted: sum(|counts| &counts.evicted),
+            overcommitted: sum(|counts| &counts.overcommitted),
+        }
+    }
+}
+
+/// Lost workers shown.
+const LOST_SHOWN: usize = 8;
+
+impl Engine {
+    pub(super) fn conversation(&self, key: ConversationKey) -> Option<ConversationView> {
+        let conversation = self.table.find(key)?;
+        let state = conversation.state();
+        if state.phase == ConversationPhase::Closed {
+            return None;
+        }
+        Some(ConversationView {
+            key,
+            phase: state.phase,
+            decoder: state.decoder.map(|id| self.fleet.worker(id).reference()),
+            turn: u32::from(state.turn),
+            in_flight: u32::from(state.in_flight),
+            blocks: state.blocks,
+            first_seen: conversation.first_seen(),
+            last_used: conversation.last_used(),
+            ttfet: conversation.ttfet(),
+        })
+    }
+
+    pub(super) fn snapshot(&self, now: Timestamp) -> Snapshot {
+        let (mut live, mut lost) = (Vec::new(), Vec::new());
+        for worker in self.fleet.all() {
+            let books = worker.occupancy.books();
+            let report = worker.report.lock().clone();
+            let row = WorkerRow {
+                worker: worker.reference(),
+                role: worker.role,
+                tier: worker.tier.clone(),
+                health: worker.health(),
+                draining: worker.is_draining(),
+                capacity: worker.capacity(),
+                block_size: worker.block_size(),
+                max_model_len: worker.max_model_len(),
+                booked: books.booked,
+                reserved: books.reserved,
+                running: books.running,
+                conversations: worker.conversations.get(),
+                queued: worker.backlog.queued(),
+                tokens_per_s: worker.throughput.get(),
+                report_age: report.as_ref().map(|(_, at)| now.since(*at)),
+                report: report.map(|(report, _)| report),
+                joined: worker.joined,
+            };
+            if worker.is_lost() {
+                lost.push(row)
+            } else {
+                live.push(row)
+            }
+        }
+        live.extend(lost.split_off(lost.len().saturating_sub(LOST_SHOWN)));
+        Snapshot {
+            workers: live,
+            conversations: self.table.len(),
+            waiting: self.line.newcomers(),
+            waiting_tail: self.line.tail(),
+            totals: self.tally.totals(),
+            policy: self.policy.name(),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), Discrepancy> {
+        let mut held: BTreeMap<WorkerId, u64> = BTreeMap::new();
+        self.table.for_each(|_, conversation| {
+            let state = conversation.state();
+            if let (Some(decoder), true) = (state.decoder, state.phase != ConversationPhase::Closed)
+            {
+                *held.entry(decoder).or_default() += u64::from(state.blocks.get());
+            }
+        });
+        for worker in self.fleet.all() {
+            let books = worker.occupancy.books();
+            let held = held.get(&worker.id).copied().unwrap_or(0);
+            let (booked, reserved) = (
+                u64::from(books.booked.get()),
+                u64::from(books.reserved.get()),
+            );
+            if booked != held + reserved {
+                return Err(Discrepancy {
+                    worker: worker.id,
+                    booked,
+                    held,
+                    reserved,
+                });
+            }
+        }
+        Ok(())
+    }
+}

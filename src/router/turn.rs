@@ -1,0 +1,201 @@
+//! One running turn, and where it runs.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use super::engine::tie;
+use super::{Anchor, FailReason, Grant, Reason, TurnKind, Usage};
+use crate::event::Event;
+use crate::fleet::WorkerRef;
+use crate::placement::TurnView;
+use crate::router::grant::Queued;
+use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
+
+/// Where a turn runs, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Route {
+    /// Computes the prompt and hands the KV over; `None`: the decoder computes it.
+    pub prefiller: Option<WorkerRef>,
+    /// Holds the conversation.
+    pub decoder: WorkerRef,
+    /// Whether KV is handed over: a prefiller is named.
+    pub handoff: bool,
+    /// Counts the conversation's turns from 1.
+    pub turn: u32,
+    /// How the turn came to its decoder.
+    pub kind: TurnKind,
+    /// Why there.
+    pub reason: Reason,
+}
+
+/// One running turn. It is settled exactly once: by [`Turn::finish`], by [`Turn::fail`], or, if it
+/// is dropped, as failed (I7).
+pub struct Turn {
+    anchor: Arc<Anchor>,
+    /// `None` once settled.
+    grant: Option<Grant>,
+    /// Made when asked for: most turns only settle.
+    route: OnceLock<Route>,
+    handed_over: bool,
+    latest: Timestamp,
+}
+
+impl fmt::Debug for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Turn")
+            .field("grant", &self.grant)
+            .finish_non_exhaustive()
+    }
+}
+
+const HELD: &str = "a turn is settled by value, so a borrowed one is not settled yet";
+
+impl Turn {
+    pub(super) fn new(anchor: Arc<Anchor>, grant: Grant) -> Self {
+        let (latest, handed_over) = (grant.started, !grant.places());
+        Self {
+            anchor,
+            grant: Some(grant),
+            route: OnceLock::new(),
+            handed_over,
+            latest,
+        }
+    }
+
+    fn grant(&self) -> &Grant {
+        self.grant.as_ref().expect(HELD)
+    }
+
+    /// Its conversation.
+    #[must_use]
+    pub fn key(&self) -> ConversationKey {
+        self.grant().key
+    }
+
+    /// Tokens of the prompt, as well as is known by now.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> Tokens {
+        self.grant().prompt
+    }
+
+    /// Where it runs.
+    #[must_use]
+    pub fn route(&self) -> &Route {
+        self.route.get_or_init(|| {
+            let grant = self.grant();
+            let refer = |id| self.anchor.fleet.worker(id).reference();
+            Route {
+                prefiller: grant.prefiller.map(refer),
+                decoder: refer(grant.decoder),
+                handoff: grant.prefiller.is_some(),
+                turn: grant.turn,
+                kind: grant.kind,
+                reason: grant.reason,
+            }
+        })
+    }
+
+    /// The prefiller is done and counted `prompt` tokens: the booking is made to fit, and the
+    /// prompt no longer counts as queued.
+    pub fn prefilled(&mut self, prompt: Tokens, now: Timestamp) {
+        self.latest = now;
+        let grant = self.grant.as_mut().expect(HELD);
+        self.anchor.dequeue(grant, Some(prompt), now);
+        self.anchor.true_up(grant, prompt, now);
+    }
+
+    /// The decoder has the KV: the conversation is pinned there and turns that waited for it run.
+    /// Also to be called at the first byte of a turn that needs no handoff; later calls do nothing.
+    pub fn handed_over(&mut self, now: Timestamp) {
+        self.latest = now;
+        if !self.handed_over {
+            self.handed_over = true;
+            self.anchor.hand_over(self.grant.as_ref().expect(HELD), now);
+        }
+    }
+
+    /// The prefiller failed: the next one that is not in `avoid`, with the same decoder. `None`:
+    /// none is left, and the decoder computes the prompt itself. [`Turn::route`] tells the same.
+    pub fn reprefill(&mut self, avoid: &[WorkerId], now: Timestamp) -> Option<WorkerRef> {
+        self.latest = now;
+        let anchor = Arc::clone(&self.anchor);
+        let grant = self.grant.as_mut().expect(HELD);
+        anchor.dequeue(grant, None, now);
+        let turn = TurnView {
+            tie: tie(grant.key),
+            prompt: grant.prompt,
+            home: Some(grant.decoder),
+            resident: Tokens(0),
+        };
+        let next = anchor
+            .policy
+            .next_prefiller(&turn, &anchor.observed(), avoid);
+        // A worker that is the decoder too needs no handoff to itself.
+        let next = next.filter(|(id, _)| *id != grant.decoder);
+        (grant.prefiller, grant.reason) = match next {
+            Some((id, reason)) => (Some(id), reason),
+            None => (None, Reason::NoPrefillerLeft),
+        };
+        self.route = OnceLock::new();
+        let prefiller = anchor.fleet.worker(grant.prefiller?);
+        // The conversation is admitted already, so the backlog's limit is not asked.
+        prefiller.backlog.try_add(grant.prompt, Tokens(u32::MAX));
+        grant.queued = Some(Queued {
+            prefiller: prefiller.id,
+            tokens: grant.prompt,
+            since: now,
+        });
+        Some(prefiller.reference())
+    }
+
+    /// The client got its first token.
+    pub fn first_token(&mut self, now: Timestamp) {
+        self.latest = now;
+        let grant = self.grant();
+        let (key, kind, ttft) = (grant.key, grant.kind, now.since(grant.arrived));
+        self.anchor.observers.tell(|| Event::FirstToken {
+            at: now,
+            key,
+            kind,
+            ttft,
+        });
+    }
+
+    /// The turn ended without a tool call, and its first user-visible token came at `at`. The
+    /// conversation's first such turn gives its TTFET; later ones change nothing.
+    pub fn effective(&mut self, at: Timestamp, now: Timestamp) {
+        self.latest = now;
+        let grant = self.grant();
+        let ttfet = at.since(grant.conversation.first_seen());
+        if grant.conversation.record_ttfet(ttfet) {
+            let key = grant.key;
+            self.anchor.observers.tell(|| Event::Effective {
+                at: now,
+                key,
+                ttfet,
+            });
+        }
+    }
+
+    /// The turn is complete. What the engine did not count is taken as estimated.
+    pub fn finish(mut self, usage: Usage, now: Timestamp) {
+        let grant = self.grant.take().expect(HELD);
+        self.anchor.finish(grant, usage, now);
+    }
+
+    /// The turn did not complete: its growth is given back; a first turn that never reached its
+    /// decoder leaves nothing.
+    pub fn fail(mut self, why: FailReason, now: Timestamp) {
+        let grant = self.grant.take().expect(HELD);
+        self.anchor.fail(grant, why, now);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(grant) = self.grant.take() {
+            let now = self.latest.max(Timestamp(self.anchor.latest.get()));
+            self.anchor.fail(grant, FailReason::Dropped, now);
+        }
+    }
+}

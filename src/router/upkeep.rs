@@ -1,0 +1,247 @@
+//! What operators and time do to conversations and workers.
+
+use std::sync::Arc;
+
+use super::engine::{Engine, lacking};
+use crate::conversation::{Conversation, ConversationPhase, Refused, State};
+use crate::error::JoinError;
+use crate::event::{CloseReason, Event, LostReason};
+use crate::fleet::{Worker, WorkerSpec};
+use crate::occupancy::Ceiling;
+use crate::report::WorkerReport;
+use crate::units::{Blocks, ConversationKey, Timestamp, WorkerId};
+
+/// What a sweep did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Conversations closed.
+    pub conversations: usize,
+    /// Blocks given back.
+    pub blocks: u64,
+}
+
+impl Engine {
+    pub(super) fn join(&self, spec: WorkerSpec, now: Timestamp) -> Result<WorkerId, JoinError> {
+        let (block_size, backlog) = (self.config.block_size, self.config.prefill_backlog_tokens);
+        let worker = self.fleet.join(spec, block_size, backlog, now)?;
+        let (id, role) = (worker.id, worker.role);
+        self.observers.tell(|| Event::WorkerJoined {
+            at: now,
+            worker: id,
+            role,
+        });
+        self.serve(now);
+        Ok(id)
+    }
+
+    pub(super) fn close(&self, key: ConversationKey, now: Timestamp) -> bool {
+        let Some(conversation) = self.table.find(key) else {
+            return false;
+        };
+        let Ok((before, _)) = conversation.update(State::close) else {
+            return false;
+        };
+        self.ended(key, &conversation, CloseReason::Asked, before.blocks, now);
+        self.left(before, false, now);
+        if before.in_flight > 0 {
+            self.serve_those_of(key, now);
+        }
+        true
+    }
+
+    pub(super) fn relocate(&self, key: ConversationKey, now: Timestamp) -> bool {
+        let Some(conversation) = self.table.find(key) else {
+            return false;
+        };
+        let unpin = |state: State| match state.phase {
+            ConversationPhase::Pinned => Ok(state.unpin()),
+            ConversationPhase::Placing
+            | ConversationPhase::Unpinned
+            | ConversationPhase::Closed => Err(Refused::Moved),
+        };
+        let Ok((before, _)) = conversation.update(unpin) else {
+            return false;
+        };
+        self.left(before, false, now);
+        if before.in_flight > 0 {
+            self.serve_those_of(key, now);
+        }
+        true
+    }
+
+    /// Walks the whole table once; each conversation is closed on its own, so no turn waits for
+    /// the walk.
+    pub(super) fn sweep(&self, now: Timestamp) -> Swept {
+        let mut swept = Swept::default();
+        let Some(timeout) = self.config.idle_timeout else {
+            return swept;
+        };
+        let is_idle = |conversation: &Conversation, state: State| {
+            state.in_flight == 0 && now.since(conversation.last_used()) > timeout
+        };
+        let mut idle = Vec::new();
+        self.table.for_each(|key, conversation| {
+            if is_idle(conversation, conversation.state()) {
+                idle.push(key);
+            }
+        });
+        let mut somebody_waits = false;
+        for key in idle {
+            let Some(conversation) = self.table.find(key) else {
+                continue;
+            };
+            let state = conversation.state();
+            if !is_idle(&conversation, state) {
+                continue;
+            }
+            let Ok(next) = state.close() else { continue };
+            // A turn that began since is in the word, and the exchange fails.
+            if !conversation.replace(state, next) {
+                continue;
+            }
+            self.ended(key, &conversation, CloseReason::Idle, state.blocks, now);
+            swept.conversations += 1;
+            swept.blocks += u64::from(state.blocks.get());
+            if let Some(decoder) = state.decoder {
+                let decoder = self.fleet.worker(decoder);
+                decoder.conversations.sub(1);
+                somebody_waits |= decoder.occupancy.release(state.blocks);
+            }
+        }
+        if somebody_waits {
+            self.serve(now);
+        }
+        let Swept {
+            conversations,
+            blocks,
+        } = swept;
+        self.observers.tell(|| Event::Swept {
+            at: now,
+            conversations,
+            blocks,
+        });
+        swept
+    }
+
+    /// Takes the bookings of the longest idle conversations of `decoder` until `need` fits under
+    /// `ceiling`; takes none if that would not be enough. `spare` is the one that asks.
+    pub(super) fn make_room(
+        &self,
+        decoder: &Worker,
+        need: Blocks,
+        ceiling: Ceiling,
+        spare: Option<&Arc<Conversation>>,
+        now: Timestamp,
+    ) -> bool {
+        let lack = u64::from(lacking(decoder, need, ceiling).get());
+        if need > ceiling.shared || decoder.occupancy.books().growth_waits {
+            return false;
+        }
+        let mut idle = Vec::new();
+        self.table.for_each(|key, conversation| {
+            let state = conversation.state();
+            let here =
+                state.decoder == Some(decoder.id) && state.phase == ConversationPhase::Pinned;
+            let asks = spare.is_some_and(|spare| Arc::ptr_eq(spare, conversation));
+            if here && !asks && state.in_flight == 0 && state.blocks > Blocks::ZERO {
+                idle.push((
+                    conversation.last_used(),
+                    key,
+                    state,
+                    Arc::clone(conversation),
+                ));
+            }
+        });
+        let all: u64 = idle
+            .iter()
+            .map(|(_, _, state, _)| u64::from(state.blocks.get()))
+            .sum();
+        if all < lack {
+            return false;
+        }
+        idle.sort_unstable_by_key(|(used, key, ..)| (*used, *key));
+        let mut freed = 0;
+        for (_, key, state, conversation) in idle {
+            if freed >= lack {
+                break;
+            }
+            if conversation.replace(state, state.unpin()) {
+                decoder.conversations.sub(1);
+                decoder.occupancy.release(state.blocks);
+                freed += u64::from(state.blocks.get());
+                self.tally.of(key).evicted.add(1);
+                let (decoder, blocks) = (decoder.id, state.blocks);
+                self.observers.tell(|| Event::Evicted {
+                    at: now,
+                    key,
+                    decoder,
+                    blocks,
+                });
+            }
+        }
+        freed >= lack
+    }
+
+    pub(super) fn set_draining(&self, id: WorkerId, draining: bool, now: Timestamp) {
+        let Some(worker) = self.fleet.get(id) else {
+            return;
+        };
+        if worker.set_draining(draining) {
+            self.observers.tell(|| Event::WorkerDraining {
+                at: now,
+                worker: id,
+                draining,
+            });
+            self.serve(now);
+        }
+    }
+
+    pub(super) fn set_suspect(&self, id: WorkerId, suspect: bool, now: Timestamp) {
+        let Some(worker) = self.fleet.get(id) else {
+            return;
+        };
+        if worker.set_suspect(suspect) {
+            self.observers.tell(|| Event::WorkerSuspect {
+                at: now,
+                worker: id,
+                suspect,
+            });
+            self.serve(now);
+        }
+    }
+
+    pub(super) fn lose(&self, id: WorkerId, why: LostReason, now: Timestamp) {
+        let Some(worker) = self.fleet.get(id) else {
+            return;
+        };
+        if self.fleet.lose(worker) {
+            self.observers.tell(|| Event::WorkerLost {
+                at: now,
+                worker: id,
+                why,
+            });
+            self.serve(now);
+        }
+    }
+
+    pub(super) fn observe(&self, id: WorkerId, report: &WorkerReport, now: Timestamp) {
+        let Some(worker) = self.fleet.get(id) else {
+            return;
+        };
+        let before = (
+            worker.capacity(),
+            worker.max_model_len(),
+            worker.block_size(),
+        );
+        worker.observe(report, now);
+        if before
+            != (
+                worker.capacity(),
+                worker.max_model_len(),
+                worker.block_size(),
+            )
+        {
+            self.serve(now);
+        }
+    }
+}

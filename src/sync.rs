@@ -1,0 +1,84 @@
+//! Atomics and locks: the standard ones, or loom's when the core is model-checked.
+//!
+//! Promises: the same names either way. Counters that guard no memory stay the standard ones, so
+//! that loom does not permute what nobody orders by.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::sync::{Mutex as RawMutex, MutexGuard};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(loom)]
+use loom::sync::{Mutex as RawMutex, MutexGuard};
+
+/// A lock that outlives a panic: what it guards is left consistent at each step.
+#[derive(Debug)]
+pub(crate) struct Mutex<T>(RawMutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(RawMutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// A number that guards no memory, and that whoever reads it may find a moment old.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(std::sync::atomic::AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        // Relaxed: a counter; guards no memory.
+        self.0.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    pub(crate) fn sub(&self, n: u64) {
+        // Relaxed: a counter; guards no memory.
+        self.0.fetch_sub(n, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(&self, n: u64) {
+        // Relaxed: the latest wins; guards no memory.
+        self.0.store(n, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        // Relaxed: a counter; guards no memory.
+        self.0.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    pub(crate) fn of(n: u64) -> Self {
+        Self(std::sync::atomic::AtomicU64::new(n))
+    }
+
+    /// Writes `to` if the counter is exactly `from`.
+    pub(crate) fn replace(&self, from: u64, to: u64) -> bool {
+        let (ok, no) = (
+            std::sync::atomic::Ordering::Relaxed,
+            std::sync::atomic::Ordering::Relaxed,
+        );
+        // Relaxed: exactly one writer wins on the counter itself; guards no memory.
+        self.0.compare_exchange(from, to, ok, no).is_ok()
+    }
+}
+
+/// Keeps what one thread writes away from what another reads: two cache lines, because
+/// processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Padded<T>(pub(crate) T);
+
+impl<T> std::ops::Deref for Padded<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
