@@ -51,6 +51,7 @@
 pub mod admission;
 pub mod config;
 pub mod conversation;
+pub mod dispatch;
 pub mod error;
 pub mod event;
 pub mod fleet;

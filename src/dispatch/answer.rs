@@ -27,6 +27,10 @@ pub(crate) enum Finish {
 
 /// One answer or event.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent findings, not states"
+)]
 pub(crate) struct Answer {
     /// The number of choices; `None` when there is no list of choices.
     pub(crate) choices: Option<usize>,

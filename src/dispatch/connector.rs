@@ -64,15 +64,26 @@ impl Connector {
     #[must_use]
     pub fn nixl() -> Self {
         let prefill = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#.to_owned();
-        Self { shape: Some(Shape { prefill, decode: Decode::Answer }) }
+        Self {
+            shape: Some(Shape {
+                prefill,
+                decode: Decode::Answer,
+            }),
+        }
     }
 
     /// vLLM's `MooncakeConnector`: the router invents an id for the transfer and tells it to both sides.
     #[must_use]
     pub fn mooncake() -> Self {
-        let prefill = r#"{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":{transfer_id}}"#;
+        let prefill =
+            r#"{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":{transfer_id}}"#;
         let decode = r#"{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":{transfer_id},"remote_bootstrap_addr":{bootstrap_addr},"remote_engine_id":{engine_id}}"#;
-        Self { shape: Some(Shape { prefill: prefill.into(), decode: Decode::Template(decode.into()) }) }
+        Self {
+            shape: Some(Shape {
+                prefill: prefill.into(),
+                decode: Decode::Template(decode.into()),
+            }),
+        }
     }
 
     /// No handoff: the decoder computes the prompt itself.
@@ -85,7 +96,12 @@ impl Connector {
     #[must_use]
     pub fn declared(prefill: impl Into<String>, decode: Option<String>) -> Self {
         let decode = decode.map_or(Decode::Answer, Decode::Template);
-        Self { shape: Some(Shape { prefill: prefill.into(), decode }) }
+        Self {
+            shape: Some(Shape {
+                prefill: prefill.into(),
+                decode,
+            }),
+        }
     }
 
     /// The connector of that name: `nixl`, `mooncake` or `none`.
@@ -108,11 +124,16 @@ impl Connector {
     /// Why the templates cannot be used, if they cannot.
     pub(crate) fn fault(&self) -> Option<String> {
         let shape = self.shape.as_ref()?;
-        let sample = Blanks { transfer_id: "t", peer: &Peer::default() };
+        let sample = Blanks {
+            transfer_id: "t",
+            peer: &Peer::default(),
+        };
         let templates = [Some(&shape.prefill), shape.template()];
         templates.into_iter().flatten().find_map(|template| {
             let text = sample.fill(template);
-            super::answer::read(text.as_bytes(), "").err().map(|error| format!("{template:?} is not a JSON object: {error}"))
+            super::answer::read(text.as_bytes(), "")
+                .err()
+                .map(|error| format!("{template:?} is not a JSON object: {error}"))
         })
     }
 
@@ -123,7 +144,14 @@ impl Connector {
     }
 
     /// What the decoder is to be told after this answer; `None` when the prefiller did not say where the KV lies.
-    pub(crate) fn handoff(&self, text: &Bytes, answer: &Answer, transfer_id: &str, peer: &Peer, now: Timestamp) -> Option<Handoff> {
+    pub(crate) fn handoff(
+        &self,
+        text: &Bytes,
+        answer: &Answer,
+        transfer_id: &str,
+        peer: &Peer,
+        now: Timestamp,
+    ) -> Option<Handoff> {
         let params = match &self.shape.as_ref()?.decode {
             Decode::Answer => {
                 let span = answer.handoff?;
@@ -131,7 +159,10 @@ impl Connector {
             }
             Decode::Template(template) => Blanks { transfer_id, peer }.fill(template).into(),
         };
-        Some(Handoff { params, taken_at: now })
+        Some(Handoff {
+            params,
+            taken_at: now,
+        })
     }
 }
 
@@ -161,7 +192,10 @@ impl Blanks<'_> {
         while let Some(brace) = rest.find('{') {
             let (before, from_brace) = rest.split_at(brace);
             filled.push_str(before);
-            if let Some((blank, value)) = values.iter().find(|(blank, _)| from_brace.starts_with(blank)) {
+            if let Some((blank, value)) = values
+                .iter()
+                .find(|(blank, _)| from_brace.starts_with(blank))
+            {
                 push_json_string(&mut filled, value);
                 rest = &from_brace[blank.len()..];
             } else {
@@ -197,7 +231,10 @@ mod tests {
     }
 
     fn peer() -> Peer {
-        Peer { bootstrap_addr: "http://p0:8998".into(), engine_id: "e\"0".into() }
+        Peer {
+            bootstrap_addr: "http://p0:8998".into(),
+            engine_id: "e\"0".into(),
+        }
     }
 
     fn text(connector: &Connector, answer: &str) -> Option<Handoff> {
@@ -210,7 +247,10 @@ mod tests {
     fn nixl_passes_on_what_the_prefiller_said() {
         let nixl = Connector::nixl();
         let asked = nixl.prefill_params("t-1", &peer()).unwrap();
-        assert_eq!(asked, r#"{"do_remote_decode":true,"do_remote_prefill":false}"#);
+        assert_eq!(
+            asked,
+            r#"{"do_remote_decode":true,"do_remote_prefill":false}"#
+        );
         let handoff = text(&nixl, r#"{"kv_transfer_params":{"remote_port": 5600.0}}"#).unwrap();
         assert_eq!(handoff.params, r#"{"remote_port": 5600.0}"#);
         assert_eq!(text(&nixl, r#"{"kv_transfer_params":null}"#), None);
@@ -221,7 +261,8 @@ mod tests {
         let mooncake = Connector::mooncake();
         let asked: serde_json::Value =
             serde_json::from_slice(&mooncake.prefill_params("t-1", &peer()).unwrap()).unwrap();
-        let told: serde_json::Value = serde_json::from_slice(&text(&mooncake, "{}").unwrap().params).unwrap();
+        let told: serde_json::Value =
+            serde_json::from_slice(&text(&mooncake, "{}").unwrap().params).unwrap();
         assert_eq!(asked["transfer_id"], "t-1");
         assert_eq!(told["transfer_id"], "t-1");
         assert_eq!(told["remote_bootstrap_addr"], "http://p0:8998");
@@ -232,7 +273,10 @@ mod tests {
     fn a_handoff_ends_with_its_lease() {
         let handoff = text(&Connector::nixl(), r#"{"kv_transfer_params":{"a":1}}"#).unwrap();
         let lease = Duration::from_secs(25);
-        assert!(handoff.params(lease, Timestamp(at(35).0 - 1)).is_some(), "one nanosecond left");
+        assert!(
+            handoff.params(lease, Timestamp(at(35).0 - 1)).is_some(),
+            "one nanosecond left"
+        );
         assert_eq!(handoff.params(lease, at(35)), None, "equal to the lease");
     }
 
@@ -247,8 +291,20 @@ mod tests {
         for named in [Connector::nixl(), Connector::mooncake(), Connector::none()] {
             assert_eq!(named.fault(), None);
         }
-        assert!(Connector::declared("{\"a\":", None).fault().unwrap().contains("not a JSON object"));
-        assert!(Connector::declared("{}", Some("[1]".into())).fault().is_some());
-        assert_eq!(Connector::declared(r#"{"x":{"y":{transfer_id}}}"#, None).fault(), None);
+        assert!(
+            Connector::declared("{\"a\":", None)
+                .fault()
+                .unwrap()
+                .contains("not a JSON object")
+        );
+        assert!(
+            Connector::declared("{}", Some("[1]".into()))
+                .fault()
+                .is_some()
+        );
+        assert_eq!(
+            Connector::declared(r#"{"x":{"y":{transfer_id}}}"#, None).fault(),
+            None
+        );
     }
 }

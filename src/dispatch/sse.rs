@@ -245,10 +245,9 @@ mod tests {
     const DONE: &str = "data: [DONE]";
 
     fn stream(events: &[&str], line_end: &str) -> String {
-        events
-            .iter()
-            .map(|event| format!("{}{line_end}{line_end}", event.replace('\n', line_end)))
-            .collect()
+        let blank = [line_end, line_end].concat();
+        let event = |event: &&str| event.replace('\n', line_end) + &blank;
+        events.iter().map(event).collect::<Vec<_>>().concat()
     }
 
     /// Feeds the pieces; gives all that passed and what was seen.

@@ -444,7 +444,7 @@ fn agrees_with_serde(body: &[u8]) {
             }
         }
         Err(refusal) if theirs => {
-            assert!(REASONS.contains(&refusal.code), "refuses JSON: {refusal}")
+            assert!(REASONS.contains(&refusal.code), "refuses JSON: {refusal}");
         }
         Err(_) => {}
     }

@@ -1,0 +1,147 @@
+//! What a driver is asked to do next.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::headers::Header;
+use crate::error::Phase;
+use crate::units::{Timestamp, WorkerId};
+
+/// The next thing to do for one request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Wait until the ticket is ready or the deadline has passed, then call `admitted`.
+    Wait {
+        /// When waiting ends at the latest.
+        deadline: Timestamp,
+    },
+    /// Send the request, read the whole answer, then call `answered` (or `failed`).
+    Call(Upstream),
+    /// Send the request, read the head of the answer, then call `head` (or `failed`).
+    Stream(Upstream),
+    /// Send this head to the client, then pass on what `chunk` gives until `end` (or `failed`).
+    Relay {
+        /// The status.
+        status: u16,
+        /// The headers; the driver adds those of its own hop.
+        headers: Vec<Header>,
+    },
+    /// Read the rest of the answer, then call `answered` with its status and headers, or `failed(TooLarge)`.
+    Collect {
+        /// The most bytes to read.
+        limit: usize,
+    },
+    /// Send this answer to the client; the request is over.
+    Reply {
+        /// The status.
+        status: u16,
+        /// The headers; the driver adds those of its own hop.
+        headers: Vec<Header>,
+        /// The body.
+        body: Bytes,
+    },
+    /// Send these bytes and end the stream; the request is over.
+    Finish(Bytes),
+}
+
+/// One request to a worker.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Upstream {
+    /// The worker.
+    pub worker: WorkerId,
+    /// What people call it.
+    pub name: std::sync::Arc<str>,
+    /// The full URL.
+    pub url: String,
+    /// All headers but `host` and `content-length`.
+    pub headers: Vec<Header>,
+    /// The body.
+    pub body: Bytes,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long the first byte of the answer may take once the request is sent.
+    pub first_byte_timeout: Duration,
+    /// How long the answer may be silent after that.
+    pub idle_timeout: Duration,
+    /// The largest answer to a `Call`, in bytes.
+    pub max_answer_bytes: usize,
+    /// Which half of the turn it is.
+    pub phase: Phase,
+}
+
+/// Without bodies and header values: they hold prompts and credentials.
+impl fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self
+            .headers
+            .iter()
+            .map(|(name, _)| String::from_utf8_lossy(name))
+            .collect();
+        f.debug_struct("Upstream")
+            .field("worker", &self.worker)
+            .field("url", &self.url)
+            .field("headers", &names)
+            .field("body_bytes", &self.body.len())
+            .field("phase", &self.phase)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which wait a worker exceeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TimeoutKind {
+    /// Connecting.
+    Connect,
+    /// The first byte of the answer.
+    FirstByte,
+    /// The time between two pieces of the answer.
+    Idle,
+}
+
+/// What went wrong between a driver and a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Failure {
+    /// Nothing listens there, or the name cannot be resolved: the request was not sent.
+    Connect,
+    /// The connection ended before the answer was complete.
+    Reset,
+    /// Too slow.
+    Timeout(TimeoutKind),
+    /// The answer is larger than the limit.
+    TooLarge,
+    /// The answer is not HTTP.
+    Protocol,
+}
+
+impl Failure {
+    /// The failure of that name: `connect`, `reset`, `connect_timeout`, `first_byte_timeout`, `idle_timeout`,
+    /// `too_large`, `protocol`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "connect" => Self::Connect,
+            "reset" => Self::Reset,
+            "connect_timeout" => Self::Timeout(TimeoutKind::Connect),
+            "first_byte_timeout" => Self::Timeout(TimeoutKind::FirstByte),
+            "idle_timeout" => Self::Timeout(TimeoutKind::Idle),
+            "too_large" => Self::TooLarge,
+            "protocol" => Self::Protocol,
+            _ => return None,
+        })
+    }
+
+    /// As the predicate of a sentence whose subject is the worker.
+    pub(crate) const fn predicate(self) -> &'static str {
+        match self {
+            Self::Connect => "refused the connection",
+            Self::Reset => "closed the connection before its answer was complete",
+            Self::Timeout(TimeoutKind::Connect) => "did not accept a connection in time",
+            Self::Timeout(TimeoutKind::FirstByte) => "did not begin to answer in time",
+            Self::Timeout(TimeoutKind::Idle) => "fell silent",
+            Self::TooLarge => "sent an answer above max_answer_bytes",
+            Self::Protocol => "sent something that is not HTTP",
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Which headers cross the router, in both directions.
+//!
+//! Promises: headers of one hop stay on their hop, those that `Connection` names too; the client's credentials reach a
+//! worker only when the operator said so; all others pass as they came, in their order.
+//! Leaves to others: `content-length` and `host`, which the HTTP library of a door writes from what it sends.
+
+use bytes::Bytes;
+
+use super::config::DispatchConfig;
+
+/// One header: name in lower case, value.
+pub type Header = (Bytes, Bytes);
+
+/// Headers that concern one connection, and those that a door writes itself.
+const OF_ONE_HOP: [&str; 12] = [
+    "connection",
+    "content-length",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "expect",
+];
+
+/// Headers in which clients show who they are.
+const CREDENTIALS: [&str; 2] = ["authorization", "x-api-key"];
+
+/// The value of the first header of that name.
+pub(crate) fn get<'a>(headers: &'a [Header], name: &str) -> Option<&'a Bytes> {
+    headers
+        .iter()
+        .find(|(found, _)| is(found, name))
+        .map(|(_, value)| value)
+}
+
+/// Who the caller says they are: the value that scopes their conversations (I9).
+pub(crate) fn credential(headers: &[Header]) -> Option<&[u8]> {
+    CREDENTIALS
+        .iter()
+        .find_map(|name| get(headers, name))
+        .map(|value| &**value)
+}
+
+/// The headers of a request to a worker.
+pub(crate) fn to_worker(
+    headers: &[Header],
+    config: &DispatchConfig,
+    request_id: &Bytes,
+) -> Vec<Header> {
+    let named = named_by_connection(headers);
+    let mut sent: Vec<Header> = headers
+        .iter()
+        .filter(|(name, _)| {
+            let is_credential = CREDENTIALS.iter().any(|credential| is(name, credential));
+            !(is_of_one_hop(name, &named)
+                || (is_credential && !config.forward_authorization)
+                || is(name, "accept-encoding")
+                || is(name, "x-request-id"))
+        })
+        .cloned()
+        .collect();
+    sent.push(header("x-request-id", request_id.clone()));
+    // What is encoded cannot be read on its way: tokens, usage and errors would go unseen.
+    sent.push(header("accept-encoding", Bytes::from_static(b"identity")));
+    if let Some(key) = &config.worker_key {
+        sent.push(header(
+            "authorization",
+            Bytes::from(format!("Bearer {}", key.expose())),
+        ));
+    }
+    sent
+}
+
+/// The headers of an answer to the client: the worker's and our own.
+pub(crate) fn to_client(headers: &[Header], own: Vec<Header>) -> Vec<Header> {
+    let named = named_by_connection(headers);
+    let mut sent: Vec<Header> = headers
+        .iter()
+        .filter(|(name, _)| {
+            let is_ours = own.iter().any(|(ours, _)| ours.eq_ignore_ascii_case(name));
+            !(is_of_one_hop(name, &named) || is(name, "date") || is(name, "server") || is_ours)
+        })
+        .cloned()
+        .collect();
+    sent.extend(own);
+    sent
+}
+
+/// The content type without its parameters.
+pub(crate) fn is_event_stream(headers: &[Header]) -> bool {
+    let value = get(headers, "content-type").map_or(&b""[..], |value| &**value);
+    let essence = value.split(|&byte| byte == b';').next().unwrap_or_default();
+    essence
+        .trim_ascii()
+        .eq_ignore_ascii_case(b"text/event-stream")
+}
+
+/// Whether the body is packed in a way that the router does not read.
+pub(crate) fn is_encoded(headers: &[Header]) -> bool {
+    get(headers, "content-encoding").is_some_and(|value| {
+        !value.trim_ascii().is_empty() && !value.trim_ascii().eq_ignore_ascii_case(b"identity")
+    })
+}
+
+pub(crate) fn header(name: &'static str, value: impl Into<Bytes>) -> Header {
+    (Bytes::from_static(name.as_bytes()), value.into())
+}
+
+fn is(found: &Bytes, name: &str) -> bool {
+    found.eq_ignore_ascii_case(name.as_bytes())
+}
+
+fn is_of_one_hop(name: &Bytes, named: &[Bytes]) -> bool {
+    OF_ONE_HOP.iter().any(|hop| is(name, hop))
+        || named.iter().any(|other| other.eq_ignore_ascii_case(name))
+}
+
+fn named_by_connection(headers: &[Header]) -> Vec<Bytes> {
+    let mut named = Vec::new();
+    for (_, value) in headers.iter().filter(|(name, _)| is(name, "connection")) {
+        for token in value
+            .split(|&byte| byte == b',')
+            .map(<[u8]>::trim_ascii)
+            .filter(|token| !token.is_empty())
+        {
+            named.push(value.slice_ref(token));
+        }
+    }
+    named
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Secret;
+    use super::*;
+
+    fn list(pairs: &[(&str, &str)]) -> Vec<Header> {
+        pairs
+            .iter()
+            .map(|(name, value)| {
+                (
+                    Bytes::from((*name).to_owned()),
+                    Bytes::from((*value).to_owned()),
+                )
+            })
+            .collect()
+    }
+
+    fn text(headers: &[Header]) -> Vec<String> {
+        let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
+        headers
+            .iter()
+            .map(|(name, value)| format!("{}: {}", text(name), text(value)))
+            .collect()
+    }
+
+    #[test]
+    fn a_request_keeps_what_is_not_of_one_hop() {
+        let client = list(&[
+            ("host", "router"),
+            ("connection", "keep-alive, X-Secret-Hop"),
+            ("x-secret-hop", "1"),
+            ("authorization", "Bearer sk-client"),
+            ("x-api-key", "sk-client"),
+            ("accept-encoding", "gzip"),
+            ("content-length", "9"),
+            ("traceparent", "00-1-2-03"),
+            ("x-session-id", "s"),
+            ("x-custom", "a"),
+            ("x-custom", "b"),
+        ]);
+        let id = Bytes::from_static(b"r-1");
+        let sent = to_worker(&client, &DispatchConfig::default(), &id);
+        let kept = [
+            "traceparent: 00-1-2-03",
+            "x-session-id: s",
+            "x-custom: a",
+            "x-custom: b",
+        ];
+        assert_eq!(
+            text(&sent),
+            [
+                &kept[..],
+                &["x-request-id: r-1", "accept-encoding: identity"]
+            ]
+            .concat()
+        );
+
+        let forward = DispatchConfig {
+            forward_authorization: true,
+            ..DispatchConfig::default()
+        };
+        assert!(
+            text(&to_worker(&client, &forward, &id))
+                .contains(&"authorization: Bearer sk-client".to_owned())
+        );
+        let keyed = DispatchConfig {
+            worker_key: Some(Secret::new("sk-w")),
+            ..DispatchConfig::default()
+        };
+        let sent = text(&to_worker(&client, &keyed, &id));
+        assert!(
+            sent.contains(&"authorization: Bearer sk-w".to_owned())
+                && !sent.concat().contains("sk-client")
+        );
+    }
+
+    #[test]
+    fn an_answer_keeps_what_is_not_of_one_hop() {
+        let worker = list(&[
+            ("transfer-encoding", "chunked"),
+            ("content-encoding", "gzip"),
+            ("retry-after", "7"),
+            ("server", "uvicorn"),
+            ("x-conserve-turn", "a lie"),
+        ]);
+        let sent = to_client(&worker, list(&[("x-conserve-turn", "2")]));
+        assert_eq!(
+            text(&sent),
+            [
+                "content-encoding: gzip",
+                "retry-after: 7",
+                "x-conserve-turn: 2"
+            ]
+        );
+    }
+
+    #[test]
+    fn types_and_encodings_are_told_with_their_parameters() {
+        assert!(is_event_stream(&list(&[(
+            "content-type",
+            "Text/Event-Stream; charset=utf-8"
+        )])));
+        assert!(!is_event_stream(&list(&[(
+            "content-type",
+            "text/event-streams"
+        )])));
+        assert!(is_encoded(&list(&[("content-encoding", "gzip")])));
+        assert!(!is_encoded(&list(&[("content-encoding", "identity")])));
+    }
+}

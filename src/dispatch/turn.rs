@@ -1,0 +1,257 @@
+//! One client request as a state machine.
+//!
+//! Promises: whatever happens, in whatever order, the turn is settled once and the client gets one answer; a driver that
+//! calls the wrong method gets an answer too, never a panic.
+//! Leaves to others: its steps, one file for each (`start`, `prefill`, `decode`, `relay`).
+
+mod decode;
+mod prefill;
+mod relay;
+mod settle;
+mod start;
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use bytes::Bytes;
+
+use super::action::{Action, Failure};
+use super::connector::Handoff;
+use super::dispatcher::Shared;
+use super::headers::Header;
+use super::peek::{Endpoint, Peek};
+use super::refusal::Refusal;
+use super::sse;
+use crate::event::FailReason;
+use crate::fleet::WorkerRef;
+use crate::identity::{ConversationKey, TenantKey};
+use crate::router::{Ticket, Turn};
+use crate::units::{Timestamp, WorkerId};
+
+/// One client request.
+pub struct Dispatch {
+    shared: Arc<Shared>,
+    endpoint: Endpoint,
+    headers: Vec<Header>,
+    body: Bytes,
+    opened: Timestamp,
+    request: Option<Request>,
+    /// How often the turn was begun again.
+    again: u32,
+    state: State,
+}
+
+/// What was read from the request.
+struct Request {
+    peek: Peek,
+    key: ConversationKey,
+    tenant: TenantKey,
+    /// The hash of the whole history, for requests recognised by it.
+    history: Option<u128>,
+    /// Nobody can continue the conversation: it ends with this turn.
+    nameless: bool,
+    /// The client's `x-request-id`, or one of our own.
+    trace: Bytes,
+    transfer_id: String,
+}
+
+enum State {
+    Opened,
+    Waiting(Ticket),
+    Prefilling(Prefilling),
+    Decoding(Decoding),
+    Relaying(Relaying),
+    Over,
+}
+
+/// A prefiller is at work.
+struct Prefilling {
+    turn: Turn,
+    worker: WorkerRef,
+    tried: Vec<WorkerId>,
+}
+
+/// The decoder was asked and nothing of its answer has reached the client.
+struct Decoding {
+    turn: Turn,
+    handoff: Option<Handoff>,
+    /// Prefillers that were asked in vain.
+    tried: Vec<WorkerId>,
+    /// How often the same decoder was asked again.
+    resent: u32,
+}
+
+/// The decoder's stream is passed on.
+struct Relaying {
+    turn: Turn,
+    /// `None`: the stream is encoded and passes unread.
+    reader: Option<sse::Reader>,
+    has_kv: bool,
+    has_token: bool,
+    /// When the user saw something first.
+    effective: Option<Timestamp>,
+}
+
+impl Dispatch {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        endpoint: Endpoint,
+        headers: Vec<Header>,
+        body: Bytes,
+        opened: Timestamp,
+    ) -> Self {
+        Self {
+            shared,
+            endpoint,
+            headers,
+            body,
+            opened,
+            request: None,
+            again: 0,
+            state: State::Opened,
+        }
+    }
+
+    /// Begins. Called once.
+    pub fn start(&mut self, now: Timestamp) -> Action {
+        match self.take() {
+            State::Opened => self.read_and_begin(now),
+            other => self.misused(other, "start", now),
+        }
+    }
+
+    /// The ticket is ready or its deadline has passed, after [`Action::Wait`].
+    pub fn admitted(&mut self, now: Timestamp) -> Action {
+        match self.take() {
+            State::Waiting(ticket) => self.take_ticket(ticket, now),
+            other => self.misused(other, "admitted", now),
+        }
+    }
+
+    /// A worker's whole answer, after [`Action::Call`] or [`Action::Collect`].
+    pub fn answered(
+        &mut self,
+        status: u16,
+        headers: &[Header],
+        body: &Bytes,
+        now: Timestamp,
+    ) -> Action {
+        match self.take() {
+            State::Prefilling(prefilling) => {
+                self.prefill_answered(prefilling, status, headers, body, now)
+            }
+            State::Decoding(decoding) => self.decode_answered(decoding, status, headers, body, now),
+            other => self.misused(other, "answered", now),
+        }
+    }
+
+    /// The head of a worker's answer, after [`Action::Stream`].
+    pub fn head(&mut self, status: u16, headers: &[Header], now: Timestamp) -> Action {
+        match self.take() {
+            State::Decoding(decoding) => self.decode_begins(decoding, status, headers),
+            other => self.misused(other, "head", now),
+        }
+    }
+
+    /// A piece of the stream, after [`Action::Relay`]: what of it, if anything, goes to the client now.
+    pub fn chunk(&mut self, bytes: &Bytes, now: Timestamp) -> Bytes {
+        match &mut self.state {
+            State::Relaying(relaying) => relaying.pass(bytes, now),
+            _ => Bytes::new(),
+        }
+    }
+
+    /// The stream has ended: what is left to send before the client's stream is ended too.
+    pub fn end(&mut self, now: Timestamp) -> Bytes {
+        match self.take() {
+            State::Relaying(relaying) => self.stream_ended(relaying, now),
+            other => {
+                self.misused(other, "end", now);
+                Bytes::new()
+            }
+        }
+    }
+
+    /// The worker could not be asked or did not answer.
+    pub fn failed(&mut self, failure: Failure, now: Timestamp) -> Action {
+        match self.take() {
+            State::Prefilling(prefilling) => self.prefill_failed(prefilling, failure, now),
+            State::Decoding(decoding) => self.decode_failed(decoding, failure, now),
+            State::Relaying(relaying) => self.stream_failed(relaying, failure, now),
+            other => self.misused(other, "failed", now),
+        }
+    }
+
+    /// The client went away; the driver ends the request to the worker. Allowed in every state.
+    pub fn client_gone(&mut self, now: Timestamp) {
+        match self.take() {
+            State::Opened | State::Over => {}
+            // Dropping it leaves the line.
+            State::Waiting(ticket) => drop(ticket),
+            State::Prefilling(Prefilling { turn, .. })
+            | State::Decoding(Decoding { turn, .. })
+            | State::Relaying(Relaying { turn, .. }) => {
+                self.fail(turn, FailReason::ClientGone, now);
+            }
+        }
+        self.over(now);
+    }
+
+    /// Who is to be woken when `admitted` should be called.
+    pub fn set_waker(&self, waker: Waker) {
+        match &self.state {
+            State::Waiting(ticket) => ticket.set_waker(waker),
+            _ => waker.wake(),
+        }
+    }
+
+    /// The place in the line, while waiting.
+    #[must_use]
+    pub fn ticket(&self) -> Option<&Ticket> {
+        match &self.state {
+            State::Waiting(ticket) => Some(ticket),
+            _ => None,
+        }
+    }
+
+    /// The conversation, once the request was read.
+    #[must_use]
+    pub fn conversation(&self) -> Option<ConversationKey> {
+        self.request.as_ref().map(|request| request.key)
+    }
+
+    /// Whether the request is over: nothing will follow.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, State::Over)
+    }
+
+    fn take(&mut self) -> State {
+        std::mem::replace(&mut self.state, State::Over)
+    }
+
+    fn request(&self) -> &Request {
+        self.request
+            .as_ref()
+            .expect("a turn begins only after the request was read")
+    }
+
+    /// A driver's mistake must not leave anything booked.
+    fn misused(&mut self, state: State, called: &str, now: Timestamp) -> Action {
+        match state {
+            State::Opened | State::Over => {}
+            State::Waiting(ticket) => drop(ticket),
+            State::Prefilling(Prefilling { turn, .. })
+            | State::Decoding(Decoding { turn, .. })
+            | State::Relaying(Relaying { turn, .. }) => self.fail(turn, FailReason::Dropped, now),
+        }
+        let message =
+            format!("the door called {called} where it does not belong; this is a bug of the door");
+        self.reply(&Refusal {
+            status: 500,
+            code: "internal_error",
+            param: None,
+            message,
+        })
+    }
+}

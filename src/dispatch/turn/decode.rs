@@ -1,0 +1,297 @@
+//! The decoder's half, until its answer begins to reach the client.
+
+use bytes::Bytes;
+
+use super::{Decoding, Dispatch, Relaying, State};
+use crate::dispatch::action::{Action, Failure, TimeoutKind};
+use crate::dispatch::answer::{self, Answer};
+use crate::dispatch::connector::Handoff;
+use crate::dispatch::headers::{self, Header};
+use crate::dispatch::{splice, sse};
+use crate::error::{Phase, WorkerErrorKind};
+use crate::event::{FailReason, LostReason};
+use crate::router::Turn;
+use crate::units::{Timestamp, WorkerId};
+
+/// The most of an error's body that is read before it is passed on.
+const ERROR_LIMIT_BYTES: usize = 1 << 20;
+
+impl Dispatch {
+    /// The decoder computes the prompt itself: the prefillers give back what was queued at them.
+    pub(super) fn decode_alone(
+        &mut self,
+        mut turn: Turn,
+        mut tried: Vec<WorkerId>,
+        now: Timestamp,
+    ) -> Action {
+        if turn.route().handoff {
+            tried.extend(
+                turn.route()
+                    .prefiller
+                    .as_ref()
+                    .map(|prefiller| prefiller.id),
+            );
+            while let Some(next) = turn.reprefill(&tried, now) {
+                tried.push(next.id);
+            }
+        }
+        self.decode(turn, None, tried, now)
+    }
+
+    pub(super) fn decode(
+        &mut self,
+        turn: Turn,
+        handoff: Option<Handoff>,
+        tried: Vec<WorkerId>,
+        now: Timestamp,
+    ) -> Action {
+        self.ask_decoder(
+            Decoding {
+                turn,
+                handoff,
+                tried,
+                resent: 0,
+            },
+            now,
+        )
+    }
+
+    fn ask_decoder(&mut self, decoding: Decoding, now: Timestamp) -> Action {
+        let params = match &decoding.handoff {
+            None => None,
+            Some(handoff) => match handoff.params(self.shared.config.lease, now) {
+                Some(params) => Some(params.clone()),
+                None => return self.prefill_again(decoding, now),
+            },
+        };
+        let peek = &self.request().peek;
+        let body = splice::decode_body(&self.body, peek, params.as_deref());
+        let decoder = decoding.turn.route().decoder.clone();
+        let upstream = self.upstream(&decoder, body, Phase::Decode);
+        let streams = peek.stream;
+        self.state = State::Decoding(decoding);
+        if streams {
+            Action::Stream(upstream)
+        } else {
+            Action::Call(upstream)
+        }
+    }
+
+    /// The handoff is as old as the lease: its blocks may hold somebody else's KV (I10).
+    fn prefill_again(&mut self, decoding: Decoding, now: Timestamp) -> Action {
+        self.shared.counters.handoffs_expired.add();
+        let Decoding {
+            mut turn, tried, ..
+        } = decoding;
+        if tried.len() <= self.shared.config.retries as usize
+            && let Some(next) = turn.reprefill(&[], now)
+        {
+            return self.prefill(turn, next, tried);
+        }
+        self.shared.counters.prefills_on_decoder.add();
+        self.decode_alone(turn, tried, now)
+    }
+
+    pub(super) fn decode_begins(
+        &mut self,
+        decoding: Decoding,
+        status: u16,
+        headers: &[Header],
+    ) -> Action {
+        if !(200..=299).contains(&status) || !headers::is_event_stream(headers) {
+            let limit = if status < 300 {
+                self.shared.config.max_answer_bytes
+            } else {
+                ERROR_LIMIT_BYTES
+            };
+            self.state = State::Decoding(decoding);
+            return Action::Collect { limit };
+        }
+        let hides_usage = splice::hides_usage(&self.request().peek);
+        let headers_out = self.answer_headers(&decoding.turn, headers);
+        self.state = State::Relaying(Relaying {
+            turn: decoding.turn,
+            reader: (!headers::is_encoded(headers)).then(|| sse::Reader::new(hides_usage)),
+            has_kv: false,
+            has_token: false,
+            effective: None,
+        });
+        Action::Relay {
+            status,
+            headers: headers_out,
+        }
+    }
+
+    pub(super) fn decode_answered(
+        &mut self,
+        decoding: Decoding,
+        status: u16,
+        headers: &[Header],
+        body: &Bytes,
+        now: Timestamp,
+    ) -> Action {
+        match status {
+            200..=299 if headers::is_encoded(headers) => {
+                self.decode_done(decoding, None, status, headers, body, now)
+            }
+            200..=299 => match answer::read(body, "") {
+                Ok(answer) => self.decode_done(decoding, Some(&answer), status, headers, body, now),
+                Err(error) => {
+                    let what =
+                        format!("answered {status} with something that is not JSON ({error})");
+                    self.give_up(
+                        decoding.turn,
+                        FailReason::DecoderError,
+                        WorkerErrorKind::Protocol,
+                        &what,
+                        now,
+                    )
+                }
+            },
+            400..=499 | 503 => {
+                let why = if status == 503 {
+                    FailReason::DecoderError
+                } else {
+                    FailReason::Rejected
+                };
+                self.pass_on(decoding.turn, why, status, headers, body, now)
+            }
+            500..=599 if decoding.handoff.is_some() => {
+                // The decoder could not load the KV, most likely: once more, and it computes the prompt itself.
+                self.shared.counters.handoffs_recomputed.add();
+                self.decode_alone(decoding.turn, decoding.tried, now)
+            }
+            500..=599 => self.pass_on(
+                decoding.turn,
+                FailReason::DecoderError,
+                status,
+                headers,
+                body,
+                now,
+            ),
+            _ => {
+                let what = format!("answered {status}, which a worker does not");
+                self.give_up(
+                    decoding.turn,
+                    FailReason::DecoderError,
+                    WorkerErrorKind::Protocol,
+                    &what,
+                    now,
+                )
+            }
+        }
+    }
+
+    fn decode_done(
+        &mut self,
+        decoding: Decoding,
+        answer: Option<&Answer>,
+        status: u16,
+        headers: &[Header],
+        body: &Bytes,
+        now: Timestamp,
+    ) -> Action {
+        let mut turn = decoding.turn;
+        let headers = self.answer_headers(&turn, headers);
+        turn.handed_over(now);
+        turn.first_token(now);
+        if answer.is_some_and(|answer| answer.error) {
+            self.fail(turn, FailReason::DecoderError, now);
+        } else {
+            if answer.is_some_and(|answer| answer.content && !answer.tool_call) {
+                turn.effective(now, now);
+            }
+            self.finish(turn, answer.and_then(|answer| answer.usage), now);
+        }
+        Action::Reply {
+            status,
+            headers,
+            body: body.clone(),
+        }
+    }
+
+    pub(super) fn decode_failed(
+        &mut self,
+        decoding: Decoding,
+        failure: Failure,
+        now: Timestamp,
+    ) -> Action {
+        let decoder = decoding.turn.route().decoder.clone();
+        let router = &self.shared.router;
+        match failure {
+            Failure::Connect => {
+                router.lose(decoder.id, LostReason::Refused, now);
+                self.begin_again(
+                    decoding.turn,
+                    FailReason::DecoderLost,
+                    WorkerErrorKind::Unavailable,
+                    failure,
+                    now,
+                )
+            }
+            Failure::Reset => {
+                router.suspect(decoder.id, true, now);
+                self.begin_again(
+                    decoding.turn,
+                    FailReason::DecoderError,
+                    WorkerErrorKind::Unavailable,
+                    failure,
+                    now,
+                )
+            }
+            // Nothing was sent, so the KV still waits to be pulled.
+            Failure::Timeout(TimeoutKind::Connect)
+                if decoding.resent < self.shared.config.retries =>
+            {
+                router.suspect(decoder.id, true, now);
+                self.shared.counters.decodes_retried.add();
+                self.ask_decoder(
+                    Decoding {
+                        resent: decoding.resent + 1,
+                        ..decoding
+                    },
+                    now,
+                )
+            }
+            Failure::Timeout(_) => {
+                router.suspect(decoder.id, true, now);
+                let what = failure.predicate();
+                self.give_up(
+                    decoding.turn,
+                    FailReason::Timeout,
+                    WorkerErrorKind::Timeout,
+                    what,
+                    now,
+                )
+            }
+            Failure::TooLarge | Failure::Protocol => {
+                let what = failure.predicate();
+                self.give_up(
+                    decoding.turn,
+                    FailReason::DecoderError,
+                    WorkerErrorKind::Protocol,
+                    what,
+                    now,
+                )
+            }
+        }
+    }
+
+    /// Gives the place back and asks the router for one again, with the whole history.
+    fn begin_again(
+        &mut self,
+        turn: Turn,
+        why: FailReason,
+        kind: WorkerErrorKind,
+        failure: Failure,
+        now: Timestamp,
+    ) -> Action {
+        if self.again == self.shared.config.retries {
+            return self.give_up(turn, why, kind, failure.predicate(), now);
+        }
+        self.again += 1;
+        self.shared.counters.decodes_retried.add();
+        turn.fail(why, now);
+        self.begin(now)
+    }
+}

@@ -1,0 +1,174 @@
+//! The prefiller's half: ask it for one token and the place of the KV; if it fails, the next one; at last the decoder itself.
+
+use bytes::Bytes;
+
+use super::{Dispatch, Prefilling, State};
+use crate::dispatch::action::{Action, Failure};
+use crate::dispatch::answer::{self, Answer, Finish};
+use crate::dispatch::connector::{MEMBER, Peer};
+use crate::dispatch::headers::{self, Header};
+use crate::dispatch::splice;
+use crate::error::Phase;
+use crate::event::FailReason;
+use crate::fleet::WorkerRef;
+use crate::router::Turn;
+use crate::units::{Timestamp, Tokens, WorkerId};
+
+impl Dispatch {
+    pub(super) fn prefill(
+        &mut self,
+        turn: Turn,
+        worker: WorkerRef,
+        mut tried: Vec<WorkerId>,
+    ) -> Action {
+        let request = self.request();
+        let params = self
+            .shared
+            .config
+            .connector
+            .prefill_params(&request.transfer_id, &self.peer(&worker));
+        let body = splice::prefill_body(&self.body, &request.peek, &params.unwrap_or_default());
+        let upstream = self.upstream(&worker, body, Phase::Prefill);
+        tried.push(worker.id);
+        self.state = State::Prefilling(Prefilling {
+            turn,
+            worker,
+            tried,
+        });
+        Action::Call(upstream)
+    }
+
+    pub(super) fn prefill_answered(
+        &mut self,
+        prefilling: Prefilling,
+        status: u16,
+        headers: &[Header],
+        body: &Bytes,
+        now: Timestamp,
+    ) -> Action {
+        match status {
+            200..=299 if !headers::is_encoded(headers) => match answer::read(body, MEMBER) {
+                Ok(answer) if !answer.error => self.prefill_done(prefilling, body, &answer, now),
+                _ => self.next_prefiller(prefilling, now),
+            },
+            // The request is at fault, or too many were sent: another prefiller would say the same.
+            400..=499 => self.pass_on(
+                prefilling.turn,
+                FailReason::Rejected,
+                status,
+                headers,
+                body,
+                now,
+            ),
+            503 => self.busy(prefilling, headers, body, now),
+            _ => self.next_prefiller(prefilling, now),
+        }
+    }
+
+    pub(super) fn prefill_failed(
+        &mut self,
+        prefilling: Prefilling,
+        failure: Failure,
+        now: Timestamp,
+    ) -> Action {
+        match failure {
+            Failure::Connect | Failure::Reset | Failure::Timeout(_) => {
+                self.shared.router.suspect(prefilling.worker.id, true, now);
+            }
+            Failure::TooLarge | Failure::Protocol => {}
+        }
+        self.next_prefiller(prefilling, now)
+    }
+
+    fn prefill_done(
+        &mut self,
+        prefilling: Prefilling,
+        body: &Bytes,
+        answer: &Answer,
+        now: Timestamp,
+    ) -> Action {
+        let Prefilling {
+            mut turn,
+            worker,
+            tried,
+        } = prefilling;
+        let (size, transfer_id) = (self.request().peek.size, &self.request().transfer_id);
+        let peer = self.peer(&worker);
+        let handoff = self
+            .shared
+            .config
+            .connector
+            .handoff(body, answer, transfer_id, &peer, now);
+        if handoff.is_none() && answer.finish != Some(Finish::Stop) {
+            // A worker that was not started as a prefiller answers like this, to every request.
+            return self.next_prefiller(
+                Prefilling {
+                    turn,
+                    worker,
+                    tried,
+                },
+                now,
+            );
+        }
+        let counted = answer.usage.and_then(|usage| usage.prompt);
+        if let Some(counted) = counted {
+            self.shared.ratio.observe(size, counted);
+        }
+        turn.prefilled(
+            counted.map_or_else(|| self.shared.ratio.tokens(size), Tokens),
+            now,
+        );
+        match handoff {
+            Some(handoff) => self.decode(turn, Some(handoff), tried, now),
+            // The model ended at its first token, so the engine kept no KV to hand over.
+            None => self.decode_alone(turn, tried, now),
+        }
+    }
+
+    /// 503: the worker is busy, and so may the others be. If there is another, it is asked; else the client is told.
+    fn busy(
+        &mut self,
+        prefilling: Prefilling,
+        headers: &[Header],
+        body: &Bytes,
+        now: Timestamp,
+    ) -> Action {
+        let Prefilling {
+            mut turn, tried, ..
+        } = prefilling;
+        if self.may_retry(&tried)
+            && let Some(next) = turn.reprefill(&tried, now)
+        {
+            self.shared.counters.prefills_retried.add();
+            return self.prefill(turn, next, tried);
+        }
+        self.pass_on(turn, FailReason::PrefillFailed, 503, headers, body, now)
+    }
+
+    fn next_prefiller(&mut self, prefilling: Prefilling, now: Timestamp) -> Action {
+        let Prefilling {
+            mut turn, tried, ..
+        } = prefilling;
+        if self.may_retry(&tried)
+            && let Some(next) = turn.reprefill(&tried, now)
+        {
+            self.shared.counters.prefills_retried.add();
+            return self.prefill(turn, next, tried);
+        }
+        self.shared.counters.prefills_on_decoder.add();
+        self.decode_alone(turn, tried, now)
+    }
+
+    fn may_retry(&self, tried: &[WorkerId]) -> bool {
+        tried.len() <= self.shared.config.retries as usize
+    }
+
+    pub(super) fn peer(&self, worker: &WorkerRef) -> Peer {
+        self.shared
+            .config
+            .peers
+            .get(&*worker.url)
+            .cloned()
+            .unwrap_or_default()
+    }
+}

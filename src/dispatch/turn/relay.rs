@@ -1,0 +1,124 @@
+//! The decoder's stream on its way to the client.
+
+use bytes::{Bytes, BytesMut};
+
+use super::{Dispatch, Relaying};
+use crate::dispatch::action::{Action, Failure};
+use crate::error::WorkerErrorKind;
+use crate::event::FailReason;
+use crate::units::Timestamp;
+
+impl Relaying {
+    pub(super) fn pass(&mut self, bytes: &Bytes, now: Timestamp) -> Bytes {
+        let Some(reader) = &mut self.reader else {
+            self.note(true, true, now);
+            return bytes.clone();
+        };
+        let passed = reader.chunk(bytes);
+        let seen = reader.seen();
+        self.note(seen.event, seen.token, now);
+        if seen.content && self.effective.is_none() {
+            self.effective = Some(now);
+        }
+        passed
+    }
+
+    fn note(&mut self, event: bool, token: bool, now: Timestamp) {
+        // An engine sends its head before it has pulled the KV; its first event comes after.
+        if event && !self.has_kv {
+            self.has_kv = true;
+            self.turn.handed_over(now);
+        }
+        if token && !self.has_token {
+            self.has_token = true;
+            self.turn.first_token(now);
+        }
+    }
+}
+
+impl Dispatch {
+    pub(super) fn stream_ended(&mut self, mut relaying: Relaying, now: Timestamp) -> Bytes {
+        let Some(mut reader) = relaying.reader.take() else {
+            self.finish(relaying.turn, None, now);
+            return Bytes::new();
+        };
+        let rest = reader.end();
+        let seen = reader.seen();
+        relaying.note(seen.event, seen.token, now);
+        if seen.error {
+            // The worker told the client itself.
+            self.fail(relaying.turn, FailReason::DecoderError, now);
+            return rest;
+        }
+        if !seen.done {
+            let cut = self.cut(
+                relaying,
+                "ended its stream before [DONE]",
+                WorkerErrorKind::Protocol,
+                FailReason::DecoderError,
+                now,
+            );
+            let mut both = BytesMut::from(&*rest);
+            if !rest.is_empty() {
+                both.extend_from_slice(b"\n\n");
+            }
+            both.extend_from_slice(&cut);
+            return both.freeze();
+        }
+        let visible = relaying.effective.or_else(|| seen.content.then_some(now));
+        if let Some(at) = visible.filter(|_| !seen.tool_call) {
+            relaying.turn.effective(at, now);
+        }
+        self.finish(relaying.turn, seen.usage, now);
+        rest
+    }
+
+    pub(super) fn stream_failed(
+        &mut self,
+        relaying: Relaying,
+        failure: Failure,
+        now: Timestamp,
+    ) -> Action {
+        let decoder = relaying.turn.route().decoder.id;
+        let (kind, why) = match failure {
+            // Not lost yet: the next turn's connection tells, and until then the KV may still be there.
+            Failure::Connect | Failure::Reset => {
+                (WorkerErrorKind::Unavailable, FailReason::DecoderError)
+            }
+            Failure::Timeout(_) => (WorkerErrorKind::Timeout, FailReason::Timeout),
+            Failure::TooLarge | Failure::Protocol => {
+                (WorkerErrorKind::Protocol, FailReason::DecoderError)
+            }
+        };
+        if kind != WorkerErrorKind::Protocol {
+            self.shared.router.suspect(decoder, true, now);
+        }
+        let done = relaying
+            .reader
+            .as_ref()
+            .is_some_and(|reader| reader.seen().done);
+        if done {
+            // All that the client waits for has passed.
+            return Action::Finish(self.stream_ended(relaying, now));
+        }
+        let encoded = relaying.reader.is_none();
+        let event = self.cut(relaying, failure.predicate(), kind, why, now);
+        // An event in the plain would be garbage inside an encoded stream.
+        Action::Finish(if encoded { Bytes::new() } else { event })
+    }
+
+    /// Fails the turn; the event that tells the client so. It stands between two events: halves are held back.
+    fn cut(
+        &mut self,
+        relaying: Relaying,
+        what: &str,
+        kind: WorkerErrorKind,
+        why: FailReason,
+        now: Timestamp,
+    ) -> Bytes {
+        self.shared.counters.streams_cut.add();
+        let refusal = self.worker_error(&relaying.turn, kind, what);
+        self.fail(relaying.turn, why, now);
+        refusal.event()
+    }
+}

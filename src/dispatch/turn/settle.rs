@@ -1,0 +1,167 @@
+//! How a request ends: the turn settled, the client answered.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{Dispatch, State};
+use crate::dispatch::action::{Action, Upstream};
+use crate::dispatch::answer::Counts;
+use crate::dispatch::headers::{self, Header, header};
+use crate::dispatch::refusal::Refusal;
+use crate::error::{Phase, WorkerError, WorkerErrorKind};
+use crate::event::{FailReason, Usage};
+use crate::fleet::WorkerRef;
+use crate::router::Turn;
+use crate::units::{Timestamp, Tokens};
+
+impl Dispatch {
+    pub(super) fn finish(&mut self, turn: Turn, counts: Option<Counts>, now: Timestamp) {
+        let counts = counts.unwrap_or_default();
+        if let Some(prompt) = counts.prompt {
+            self.shared.ratio.observe(self.request().peek.size, prompt);
+        }
+        let usage = Usage {
+            prompt: counts.prompt.map(Tokens),
+            output: counts.output.map(Tokens),
+            cached: counts.cached.map(Tokens),
+        };
+        turn.finish(usage, now);
+        self.over(now);
+    }
+
+    /// The turn failed and is not begun again.
+    pub(super) fn fail(&mut self, turn: Turn, why: FailReason, now: Timestamp) {
+        turn.fail(why, now);
+        self.over(now);
+    }
+
+    /// A conversation that nobody can continue must not hold its blocks until it is swept.
+    pub(super) fn over(&mut self, now: Timestamp) {
+        self.state = State::Over;
+        if let Some(request) = self.request.as_ref().filter(|request| request.nameless) {
+            self.shared.router.close(request.key, now);
+        }
+    }
+
+    /// The worker's own answer, for what only it can know.
+    pub(super) fn pass_on(
+        &mut self,
+        turn: Turn,
+        why: FailReason,
+        status: u16,
+        headers: &[Header],
+        body: &Bytes,
+        now: Timestamp,
+    ) -> Action {
+        let headers = self.answer_headers(&turn, headers);
+        self.fail(turn, why, now);
+        Action::Reply {
+            status,
+            headers,
+            body: body.clone(),
+        }
+    }
+
+    /// The worker failed the turn and nobody else can serve it now.
+    pub(super) fn give_up(
+        &mut self,
+        turn: Turn,
+        why: FailReason,
+        kind: WorkerErrorKind,
+        what: &str,
+        now: Timestamp,
+    ) -> Action {
+        let refusal = self.worker_error(&turn, kind, what);
+        self.fail(turn, why, now);
+        self.reply(&refusal)
+    }
+
+    pub(super) fn worker_error(&self, turn: &Turn, kind: WorkerErrorKind, what: &str) -> Refusal {
+        let worker = turn.route().decoder.name.to_string();
+        let error = WorkerError {
+            kind,
+            worker,
+            phase: Phase::Decode,
+            detail: what.to_owned(),
+        };
+        let message = format!(
+            "decoder {error}; conversation {}: send the turn again",
+            self.request().key
+        );
+        Refusal {
+            status: error.status(),
+            code: error.code(),
+            param: None,
+            message,
+        }
+    }
+
+    pub(super) fn reply(&mut self, refusal: &Refusal) -> Action {
+        self.reply_with(refusal, None)
+    }
+
+    pub(super) fn reply_with(
+        &mut self,
+        refusal: &Refusal,
+        retry_after: Option<Duration>,
+    ) -> Action {
+        self.state = State::Over;
+        let mut headers = vec![header("content-type", "application/json")];
+        if let Some(span) = retry_after {
+            headers.push(header("retry-after", span.as_secs().max(1).to_string()));
+        }
+        if let Some(request) = &self.request {
+            headers.push(header("x-conserve-conversation", request.key.to_string()));
+            headers.push(header("x-request-id", request.trace.clone()));
+        } else if let Some(id) = headers::get(&self.headers, "x-request-id") {
+            headers.push(header("x-request-id", id.clone()));
+        }
+        Action::Reply {
+            status: refusal.status,
+            headers,
+            body: refusal.body(),
+        }
+    }
+
+    /// The worker's headers and what the router adds to every answer.
+    pub(super) fn answer_headers(&self, turn: &Turn, from_worker: &[Header]) -> Vec<Header> {
+        let request = self.request();
+        let route = turn.route();
+        let mut own = vec![
+            header("x-conserve-conversation", request.key.to_string()),
+            header("x-conserve-decoder", route.decoder.name.to_string()),
+            header("x-conserve-turn", route.turn.to_string()),
+        ];
+        if headers::get(from_worker, "x-request-id").is_none() {
+            own.push(header("x-request-id", request.trace.clone()));
+        }
+        headers::to_client(from_worker, own)
+    }
+
+    pub(super) fn upstream(&self, worker: &WorkerRef, body: Bytes, phase: Phase) -> Upstream {
+        let config = &self.shared.config;
+        let first_byte_timeout = match phase {
+            Phase::Prefill => config.prefill_timeout,
+            Phase::Decode if self.request().peek.stream => config.first_byte_timeout,
+            // Nothing of an answer in one piece comes before all of it was generated.
+            Phase::Decode => config.answer_timeout,
+        };
+        Upstream {
+            worker: worker.id,
+            name: worker.name.clone(),
+            url: format!(
+                "{}{}",
+                worker.url.trim_end_matches('/'),
+                self.endpoint.path()
+            ),
+            headers: headers::to_worker(&self.headers, config, &self.request().trace),
+            body,
+            connect_timeout: config.connect_timeout,
+            first_byte_timeout,
+            idle_timeout: config.idle_timeout,
+            max_answer_bytes: config.max_answer_bytes,
+            phase,
+        }
+    }
+}
