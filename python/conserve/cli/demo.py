@@ -53,7 +53,7 @@ def demo(
         str, typer.Option(help="smollm2, random (tiny, for tests), or the folder of a Hugging Face model.")
     ] = "smollm2",
     threads: Annotated[int, typer.Option(help="CPU threads of each engine.")] = 1,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 32,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 24,
 ) -> None:
     """A whole cluster on this machine: 1 prefiller, 2 decoders, a router, agents at work, and a report.
 

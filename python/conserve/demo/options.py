@@ -32,7 +32,7 @@ class TextSizes:
         """Sizes for a model: `random` reads bytes, a language model reads about three characters a token."""
         if model == "random":
             return cls(prompt_chars=900, tool_chars=240, tokens_per_char=1.5)
-        return cls(prompt_chars=2400, tool_chars=420, tokens_per_char=0.6)
+        return cls(prompt_chars=2400, tool_chars=360, tokens_per_char=0.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Options:
     check: bool = False
     model: str = "smollm2"
     threads: int = 1
-    max_tokens: int = 32
+    max_tokens: int = 24
     start_timeout_s: float = 180.0
     turn_timeout_s: float = 180.0
 

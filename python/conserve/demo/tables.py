@@ -9,7 +9,7 @@ from rich.text import Text
 
 from .report import Report, placements
 
-_WIDE = 110
+_WIDE = 114
 _PATH_CHARS = 32
 
 
@@ -34,7 +34,7 @@ def conversations_table(report: Report, *, width: int) -> Table:
     """One row for each conversation; the file is shown where `width` columns leave room for it."""
     with_file = width >= _WIDE
     columns = ("conversation", *(["file"] if with_file else []), "decoder")
-    table = _table("Conversations", *columns, padding=int(with_file))
+    table = _table("Conversations", *columns, padding=0)
     for name in ("turns", "handoffs", "TTFET s", "new", "resident", "recomputed", "partial"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in report.conversations:
