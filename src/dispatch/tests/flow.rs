@@ -29,6 +29,14 @@ fn a_first_turn_is_prefilled_once_and_the_next_goes_straight_to_its_decoder() {
     );
     assert_eq!(value(&headers, "x-conserve-turn").as_deref(), Some("1"));
     assert_eq!(
+        value(&headers, "x-conserve-route").as_deref(),
+        Some("first")
+    );
+    assert_eq!(
+        value(&headers, "x-conserve-prefiller").as_deref(),
+        Some("p0")
+    );
+    assert_eq!(
         value(&headers, "x-conserve-conversation").unwrap().len(),
         32
     );
@@ -39,6 +47,15 @@ fn a_first_turn_is_prefilled_once_and_the_next_goes_straight_to_its_decoder() {
     assert_eq!(body_of(&sent), chat(""), "the body as it came");
     let (headers, _) = second.answered(200, ANSWER).reply(200);
     assert_eq!(value(&headers, "x-conserve-turn").as_deref(), Some("2"));
+    assert_eq!(
+        value(&headers, "x-conserve-route").as_deref(),
+        Some("pinned")
+    );
+    assert_eq!(
+        value(&headers, "x-conserve-prefiller"),
+        None,
+        "nothing was handed over"
+    );
     assert_eq!(
         world.events(|event| matches!(event, Event::HandedOver { handoff: true, .. })),
         1

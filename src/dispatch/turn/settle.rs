@@ -132,7 +132,12 @@ impl Dispatch {
             header("x-conserve-conversation", request.key.to_string()),
             header("x-conserve-decoder", route.decoder.name.to_string()),
             header("x-conserve-turn", route.turn.to_string()),
+            header("x-conserve-route", route.kind.as_str().to_owned()),
         ];
+        if let Some(prefiller) = &route.prefiller {
+            // Only where its KV was handed over: when the decoder computed the prompt, the route names nobody.
+            own.push(header("x-conserve-prefiller", prefiller.name.to_string()));
+        }
         if headers::get(from_worker, "x-request-id").is_none() {
             own.push(header("x-request-id", request.trace.clone()));
         }
