@@ -1,0 +1,51 @@
+"""The engines that keep the worker contract (`workers/README.md`); each case here runs against each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from tests.workers.harness import Worker, tiny
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How to start one engine's workers, and what it can do."""
+
+    prefiller: Callable[[], AbstractContextManager[Worker]]
+    decoder: Callable[[], AbstractContextManager[Worker]]
+    plain: Callable[[], AbstractContextManager[Worker]]
+
+
+ENGINES = {
+    "tiny": Engine(
+        prefiller=lambda: tiny("--role", "prefiller", "--max-model-len", "4096", "--drain-s", "1"),
+        decoder=lambda: tiny("--role", "decoder", "--max-model-len", "4096", "--drain-s", "1"),
+        plain=lambda: tiny("--max-model-len", "4096", "--max-body-bytes", "1000000"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    prefiller: Worker
+    decoder: Worker
+    plain: Worker
+
+
+@pytest.fixture(scope="session", params=sorted(ENGINES))
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    engine = ENGINES[request.param]
+    with ExitStack() as stack:
+        yield Cluster(
+            *(stack.enter_context(start()) for start in (engine.prefiller, engine.decoder, engine.plain))
+        )
+
+
+@pytest.fixture
+def worker(cluster: Cluster) -> Worker:
+    """The instance that does everything itself."""
+    return cluster.plain
