@@ -12,11 +12,10 @@ HELLO = [{"role": "user", "content": "Say something about rivers."}]
 
 
 def joined(events: list[Any], kind: str) -> str:
-    parts = []
-    for event in events[:-1]:
-        for choice in event["choices"]:
-            parts.append(choice["delta"].get("content") or "" if kind == "chat" else choice["text"])
-    return "".join(parts)
+    choices = [choice for event in events[:-1] for choice in event["choices"]]
+    return "".join(
+        (choice["delta"].get("content") or "") if kind == "chat" else choice["text"] for choice in choices
+    )
 
 
 def test_chat_is_an_openai_object(worker: Worker) -> None:
@@ -135,7 +134,7 @@ def test_text_parts_are_joined(worker: Worker) -> None:
 
 def test_tool_turns_are_read(worker: Worker) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         *HELLO,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "README.md"},
