@@ -1,0 +1,115 @@
+"""The mock's idea of a model: token counts, a prefix cache, deterministic text, handoff parameters.
+
+A token is four characters. The text depends only on the prompt, so that two workers given the same prompt answer alike.
+Handoff parameters carry a signature that any mock can check: a decoder knows that they came from a mock's prefill, that
+nobody pulled them before (on this decoder), and how old they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+import uuid
+from typing import Any
+
+CHARS_PER_TOKEN = 4
+BLOCK_TOKENS = 16
+_BLOCK_CHARS = CHARS_PER_TOKEN * BLOCK_TOKENS
+
+
+def tokens(text: str) -> int:
+    """Tokens of `text`, rounded up."""
+    return -(-len(text) // CHARS_PER_TOKEN)
+
+
+def prompt_text(body: dict[str, Any]) -> str:
+    """The prompt as one string, from `messages` or `prompt`."""
+    if "messages" in body:
+        return "".join(f"<|{message.get('role')}|>{message.get('content')}" for message in body["messages"])
+    prompt = body.get("prompt", "")
+    return prompt if isinstance(prompt, str) else repr(prompt)
+
+
+class PrefixCache:
+    """Chained hashes of whole blocks, as an engine's prefix cache."""
+
+    def __init__(self) -> None:
+        self._blocks: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def resident(self, text: str) -> int:
+        """Tokens of `text` that lie in cached whole blocks."""
+        count = 0
+        for block in _chain(text):
+            if block not in self._blocks:
+                break
+            count += 1
+        return count * BLOCK_TOKENS
+
+    def add(self, text: str) -> None:
+        """Keep every whole block of `text`."""
+        self._blocks.update(_chain(text))
+
+
+def _chain(text: str) -> list[int]:
+    found, previous = [], 0
+    for start in range(0, len(text) - _BLOCK_CHARS + 1, _BLOCK_CHARS):
+        previous = hash((previous, text[start : start + _BLOCK_CHARS]))
+        found.append(previous)
+    return found
+
+
+class Handoff:
+    """Issues handoff parameters as a prefiller, redeems them as a decoder."""
+
+    def __init__(self, *, lease_s: float) -> None:
+        self._engine_id = str(uuid.uuid4())
+        self._serial = itertools.count(1)
+        self._pulled: set[str] = set()
+        self._lease_s = lease_s
+
+    def issue(self, prompt_tokens: int, port: int) -> dict[str, Any]:
+        """The `kv_transfer_params` of a prefill answer, in the shape of vLLM's NIXL connector."""
+        serial, issued = next(self._serial), time.time_ns()
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(range(-(-prompt_tokens // BLOCK_TOKENS)))],
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": f"{serial}-{issued}-{_seal(self._engine_id, serial, issued, prompt_tokens)}",
+            "remote_host": "127.0.0.1",
+            "remote_port": port,
+            "remote_num_tokens": prompt_tokens,
+            "tp_size": 1,
+        }
+
+    def redeem(self, params: Any) -> tuple[int, bool]:
+        """Tokens transferred and whether the lease had ended; raises ValueError for parameters no mock issued."""
+        try:
+            engine, ticket = params["remote_engine_id"], params["remote_request_id"]
+            count = params["remote_num_tokens"]
+            serial, issued, seal = ticket.split("-")
+            genuine = seal == _seal(engine, int(serial), int(issued), count) and params["do_remote_prefill"] is True
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"malformed kv_transfer_params: {error!r}") from error
+        if not genuine:
+            raise ValueError("kv_transfer_params that no prefill issued")
+        if ticket in self._pulled:
+            raise ValueError("kv_transfer_params already pulled")
+        self._pulled.add(ticket)
+        return count, (time.time_ns() - int(issued)) / 1e9 > self._lease_s
+
+
+def _seal(engine: str, serial: int, issued: int, count: int) -> str:
+    return hashlib.sha256(f"mock:{engine}:{serial}:{issued}:{count}".encode()).hexdigest()[:16]
+
+
+def answer_words(prompt: str, count: int, size: int | None) -> list[str]:
+    """`count` words that follow from the prompt alone; each `size` characters, 4 by default."""
+    stem = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
+    if size is not None:
+        return [f"{stem[index % 64]}".ljust(size, "x") for index in range(count)]
+    return [f"{stem[index % 64]}{index % 100:02d} " for index in range(count)]

@@ -1,0 +1,265 @@
+"""The mock worker: vLLM's HTTP surface over `engine`, with the faults of `fault` and the memory of `record`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from . import answer
+from .engine import BLOCK_TOKENS, Handoff, PrefixCache, prompt_text, tokens
+from .fault import Armed, Fault, Leg
+from .http1 import Connection, Cut, Reply, Request
+from .metrics import exposition
+from .record import Recorded
+
+Role = Literal["prefiller", "decoder", "both"]
+_COMPLETIONS = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
+
+
+class MockWorker:
+    """One fake worker; `async with MockWorker(role="decoder") as worker` serves it on a port of the system's choice."""
+
+    def __init__(
+        self,
+        *,
+        role: Role = "both",
+        model: str = "mock",
+        kv_blocks: int = 4096,
+        block_size: int = BLOCK_TOKENS,
+        max_model_len: int = 131_072,
+        default_tokens: int = 8,
+        lease_s: float = 30.0,
+        remember: bool = True,
+    ) -> None:
+        """`default_tokens`: length of an answer to a request without `max_tokens`; `remember=False` for load tests."""
+        self.role: Role = role
+        self.model = model
+        self.kv_blocks = kv_blocks
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.requests: list[Recorded] = []
+        self.probes = 0
+        self.running = 0
+        self.waiting = 0
+        self.healthy = True
+        self.faults = Armed()
+        self._default_tokens = default_tokens
+        self._lease_s = lease_s
+        self._remember = remember
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._arrival = asyncio.Condition()
+        self.port = 0
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self.started_at_s = time.time()
+        self.cache = PrefixCache()
+        self.handoff = Handoff(lease_s=self._lease_s)
+        self.prompt_tokens_by_source = {"local_compute": 0, "local_cache_hit": 0, "external_kv_transfer": 0}
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen; `port` 0 takes a free one, or the one it had before."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self._handle, self._connections), host, port or self.port, backlog=1024
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Refuse new connections and reset those that are open, as a killed process does."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self._connections):
+            connection.cut(reset=True)
+        while self._connections:
+            await asyncio.sleep(0)
+
+    async def restart(self, *, after_stop: Callable[[], None] | None = None) -> None:
+        """Stop, lose everything a process loses, listen again on the same port."""
+        await self.stop()
+        if after_stop is not None:
+            after_stop()
+        self._fresh()
+        await self.start()
+
+    async def __aenter__(self) -> MockWorker:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def arm(self, fault: Fault) -> None:
+        """Hurt the requests that match `fault`."""
+        self.faults.arm(fault)
+
+    def legs(self, leg: Leg) -> list[Recorded]:
+        """The recorded requests of one leg."""
+        return [request for request in self.requests if request.leg == leg]
+
+    async def arrived(self, count: int, *, leg: Leg | None = None) -> Recorded:
+        """Wait until `count` requests (of `leg`) have arrived; the last of them."""
+
+        def matching() -> list[Recorded]:
+            return [request for request in self.requests if leg in (None, request.leg)]
+
+        async with self._arrival:
+            await self._arrival.wait_for(lambda: len(matching()) >= count)
+        return matching()[count - 1]
+
+    async def _handle(self, request: Request, reply: Reply) -> None:
+        if request.path in _COMPLETIONS and request.method == "POST":
+            await self._complete(request, reply)
+        elif request.path == "/health":
+            self.probes += 1
+            await reply.whole(200 if self.healthy else 503, b"")
+        elif request.path == "/metrics":
+            await reply.whole(200, exposition(self), content_type="text/plain; version=0.0.4; charset=utf-8")
+        elif request.path == "/v1/models":
+            await reply.whole(200, json.dumps(self._models()).encode())
+        elif request.path.startswith("/mock/"):
+            await self._control(request, reply)
+        else:
+            await reply.whole(404, b'{"detail":"Not Found"}')
+
+    def _models(self) -> dict[str, Any]:
+        card = {
+            "id": self.model,
+            "object": "model",
+            "created": int(self.started_at_s),
+            "owned_by": "vllm",
+            "root": self.model,
+            "parent": None,
+            "max_model_len": self.max_model_len,
+        }
+        return {"object": "list", "data": [card]}
+
+    async def _control(self, request: Request, reply: Reply) -> None:
+        if request.path == "/mock/faults" and request.method == "POST":
+            try:
+                faults = [Fault.from_json(value) for value in json.loads(request.body)]
+            except (ValueError, TypeError) as error:
+                await reply.whole(400, answer.error(str(error), 400))
+                return
+            for fault in faults:
+                self.arm(fault)
+            await reply.whole(200, json.dumps({"armed": len(faults)}).encode())
+        elif request.path == "/mock/faults" and request.method == "DELETE":
+            self.faults.clear()
+            await reply.whole(200, b"{}")
+        elif request.path == "/mock/requests" and request.method == "GET":
+            await reply.whole(200, json.dumps([record.as_json() for record in self.requests]).encode())
+        elif request.path == "/mock/requests" and request.method == "DELETE":
+            self.requests.clear()
+            await reply.whole(200, b"{}")
+        else:
+            await reply.whole(404, b'{"detail":"Not Found"}')
+
+    async def _complete(self, request: Request, reply: Reply) -> None:
+        body: dict[str, Any] = {}
+        problem: str | None = None
+        try:
+            parsed = json.loads(request.body)
+            body = parsed if isinstance(parsed, dict) else {}
+            problem = None if isinstance(parsed, dict) else "the body is not an object"
+        except ValueError as error:
+            problem = str(error)
+        asked = body.get("kv_transfer_params")
+        leg: Leg = "prefill" if isinstance(asked, dict) and asked.get("do_remote_decode") is True else "decode"
+        loop = asyncio.get_running_loop()
+        record = Recorded(leg, request.path, request.headers, request.body, body, loop.time())
+        if self._remember:
+            async with self._arrival:
+                self.requests.append(record)
+                self._arrival.notify_all()
+        by_header = next((value for name, value in request.headers if name == b"x-mock-fault"), None)
+        reply.fault = self.faults.take(leg)
+        if by_header is not None and (fault := Fault.from_header(by_header)).leg in (None, leg):
+            reply.fault = fault
+        self.running += 1
+        try:
+            await self._answer(record, reply, problem)
+        except asyncio.CancelledError:
+            record.aborted = True
+            raise
+        except Cut:
+            raise
+        finally:
+            self.running -= 1
+            record.sent_bytes = reply.sent_bytes
+            record.ended_s = loop.time()
+            record.done.set()
+
+    async def _answer(self, record: Recorded, reply: Reply, problem: str | None) -> None:
+        fault = reply.fault
+        if fault.latency_s:
+            await asyncio.sleep(fault.latency_s)
+        if fault.stall_head:
+            await asyncio.Event().wait()
+        if fault.body is not None or fault.status is not None:
+            status = fault.status or 200
+            text = answer.error(f"mock fault {status}", status) if fault.body is None else fault.body.encode()
+            await reply.whole(status, text)
+            return
+        if problem is not None:
+            await reply.whole(400, answer.error(problem, 400))
+            return
+        text = prompt_text(record.json)
+        count = tokens(text)
+        refusal = self._refusal(record, count)
+        if refusal is not None:
+            await reply.whole(*refusal)
+            return
+        self._account(record, text, count)
+        if record.leg == "prefill":
+            self.cache.add(text)
+            params = None if fault.no_params else self.handoff.issue(count, self.port)
+            await reply.whole(200, answer.prefilled(_COMPLETIONS[record.path], self.model, count, params))
+            return
+        written = await answer.generate(record, reply, self.model, _COMPLETIONS[record.path], self._default_tokens)
+        self.cache.add(f"{text}<|assistant|>{written}" if "messages" in record.json else text + written)
+
+    def _refusal(self, record: Recorded, count: int) -> tuple[int, bytes] | None:
+        """What a real engine would refuse, with its status and body."""
+        body = record.json
+        if body.get("model") not in (None, self.model):
+            return 404, answer.error(f"The model `{body.get('model')}` does not exist.", 404)
+        if count + 1 > self.max_model_len:
+            text = f"This model's maximum context length is {self.max_model_len} tokens, not {count}."
+            return 400, answer.error(text, 400)
+        if body.get("stream_options") is not None and body.get("stream") is not True:
+            return 400, answer.error("Stream options can only be defined when `stream=True`.", 400)
+        if record.leg == "prefill":
+            if self.role == "decoder":
+                return 500, answer.error("this decoder was sent a prefill leg", 500)
+            if body.get("stream") is True or body.get("max_tokens") != 1:
+                return 400, answer.error("a prefill leg asks for one token, not streamed", 400)
+            if body.get("max_completion_tokens") not in (None, 1):
+                return 400, answer.error("a prefill leg asks for one token", 400)
+        elif self.role == "prefiller":
+            return 500, answer.error("this prefiller was sent a decode leg", 500)
+        elif body.get("kv_transfer_params") is not None:
+            try:
+                record.transferred_tokens, record.stale = self.handoff.redeem(body["kv_transfer_params"])
+            except ValueError as error:
+                return 500, answer.error(f"KV load failed: {error}", 500)
+        return None
+
+    def _account(self, record: Recorded, text: str, count: int) -> None:
+        record.cached_tokens = min(self.cache.resident(text), count)
+        record.transferred_tokens = min(max(0, record.transferred_tokens - record.cached_tokens), count)
+        record.computed_tokens = count - record.cached_tokens - record.transferred_tokens
+        sources = self.prompt_tokens_by_source
+        sources["local_cache_hit"] += record.cached_tokens
+        sources["external_kv_transfer"] += record.transferred_tokens
+        sources["local_compute"] += record.computed_tokens
