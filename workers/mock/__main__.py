@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 from .worker import MockWorker
@@ -21,7 +22,8 @@ async def _serve(arguments: argparse.Namespace) -> None:
     )
     await worker.start(host=arguments.host, port=arguments.port)
     ready = json.dumps({"event": "ready", "url": worker.url, "port": worker.port, "role": worker.role})
-    print(ready, flush=True)
+    sys.stdout.write(f"{ready}\n")
+    sys.stdout.flush()
     if arguments.ready_file is not None:
         arguments.ready_file.write_text(ready)
     await asyncio.Event().wait()

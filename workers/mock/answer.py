@@ -17,8 +17,10 @@ _SERIAL = itertools.count(1)
 
 
 def error(message: str, status: int) -> bytes:
-    """vLLM's error object."""
-    kind = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}.get(status, "InternalServerError")
+    """An error object in the shape of vLLM's."""
+    kind = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}.get(
+        status, "InternalServerError"
+    )
     return _dump({"error": {"message": message, "type": kind, "param": None, "code": status}})
 
 
@@ -125,5 +127,5 @@ def _whole(kind: str, model: str, text: str, finish: str, usage: dict[str, Any])
     }
 
 
-def _dump(value: Any) -> bytes:
+def _dump(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

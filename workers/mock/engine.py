@@ -86,13 +86,17 @@ class Handoff:
             "tp_size": 1,
         }
 
-    def redeem(self, params: Any) -> tuple[int, bool]:
+    def redeem(self, params: object) -> tuple[int, bool]:
         """Tokens transferred and whether the lease had ended; raises ValueError for parameters no mock issued."""
+        if not isinstance(params, dict):
+            raise ValueError("kv_transfer_params is not an object")  # noqa: TRY004
         try:
             engine, ticket = params["remote_engine_id"], params["remote_request_id"]
             count = params["remote_num_tokens"]
             serial, issued, seal = ticket.split("-")
-            genuine = seal == _seal(engine, int(serial), int(issued), count) and params["do_remote_prefill"] is True
+            genuine = (
+                seal == _seal(engine, int(serial), int(issued), count) and params["do_remote_prefill"] is True
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"malformed kv_transfer_params: {error!r}") from error
         if not genuine:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 Leg = Literal["prefill", "decode"]
 
@@ -56,10 +56,10 @@ class Fault:
     """End with a tool call instead of text."""
 
     @classmethod
-    def from_json(cls, value: Any) -> Self:
+    def from_json(cls, value: object) -> Self:
         """Build one from parsed JSON; raises ValueError naming the unknown key."""
         if not isinstance(value, dict):
-            raise ValueError("a fault is an object")
+            raise ValueError("a fault is an object")  # noqa: TRY004
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(value) - known):
             raise ValueError(f"unknown fault key {unknown[0]!r}; known: {', '.join(sorted(known))}")

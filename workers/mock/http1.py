@@ -30,7 +30,7 @@ class Request:
     body: bytes
 
 
-class Cut(Exception):
+class Cut(Exception):  # noqa: N818
     """The fault took the connection away; the handler has nothing more to write."""
 
 
@@ -43,7 +43,9 @@ class Reply:
         self.fault: Fault = NONE
         self.sent_bytes = 0
 
-    async def head(self, status: int, headers: Iterable[tuple[str, str]], *, length: int | None = None) -> None:
+    async def head(
+        self, status: int, headers: Iterable[tuple[str, str]], *, length: int | None = None
+    ) -> None:
         """Write the status line and headers; without `length` the body is chunked."""
         if self.fault.reset_at == 0 or self.fault.close_at == 0:
             self._cut()
@@ -98,9 +100,10 @@ Handler = Callable[[Request, Reply], Awaitable[None]]
 class Connection(asyncio.Protocol):
     """One client's connection: parses, queues, answers in order."""
 
-    def __init__(self, handler: Handler, open_connections: set[Connection]) -> None:
+    def __init__(self, handler: Handler, open_connections: set[Connection], all_gone: asyncio.Event) -> None:
         self._handler = handler
         self._open = open_connections
+        self._all_gone = all_gone
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
@@ -108,22 +111,30 @@ class Connection(asyncio.Protocol):
         self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
         self._transport = cast(asyncio.Transport, transport)
         self._open.add(self)
+        self._all_gone.clear()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The client left: whatever is being answered is of no use."""
         self._open.discard(self)
         self._writable.set()
+        if not self._open:
+            self._all_gone.set()
         if self._task is not None:
             self._task.cancel()
 
     def pause_writing(self) -> None:
+        """The client reads slower than we write."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        """There is room again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of one request or of several."""
         self._buffer += data
         if self._task is None or self._task.done():
             self._next()
@@ -163,9 +174,15 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._next_if_free)
 
     def _next_if_free(self) -> None:
-        if self._transport is not None and not self._transport.is_closing() and self._task is not None:
-            if self._task.done() and self._buffer:
-                self._next()
+        transport, task = self._transport, self._task
+        if (
+            self._buffer
+            and task is not None
+            and task.done()
+            and transport is not None
+            and not transport.is_closing()
+        ):
+            self._next()
 
     def _parse(self) -> Request | None:
         end = self._buffer.find(b"\r\n\r\n")
@@ -175,7 +192,10 @@ class Connection(asyncio.Protocol):
             return None
         first, *lines = bytes(self._buffer[:end]).split(b"\r\n")
         method, target, _ = first.decode("latin-1").split(" ", 2)
-        headers = [(name.strip().lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+        headers = [
+            (name.strip().lower(), value.strip())
+            for name, _, value in (line.partition(b":") for line in lines)
+        ]
         known = dict(headers)
         start = end + 4
         if known.get(b"transfer-encoding", b"").lower() == b"chunked":

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from . import answer
 from .engine import BLOCK_TOKENS, Handoff, PrefixCache, prompt_text, tokens
@@ -50,6 +50,8 @@ class MockWorker:
         self._lease_s = lease_s
         self._remember = remember
         self._connections: set[Connection] = set()
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
         self._server: asyncio.Server | None = None
         self._arrival = asyncio.Condition()
         self.port = 0
@@ -70,7 +72,10 @@ class MockWorker:
         """Listen; `port` 0 takes a free one, or the one it had before."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._handle, self._connections), host, port or self.port, backlog=1024
+            lambda: Connection(self._handle, self._connections, self._all_gone),
+            host,
+            port or self.port,
+            backlog=1024,
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -81,8 +86,7 @@ class MockWorker:
             self._server = None
         for connection in list(self._connections):
             connection.cut(reset=True)
-        while self._connections:
-            await asyncio.sleep(0)
+        await self._all_gone.wait()
 
     async def restart(self, *, after_stop: Callable[[], None] | None = None) -> None:
         """Stop, lose everything a process loses, listen again on the same port."""
@@ -92,7 +96,7 @@ class MockWorker:
         self._fresh()
         await self.start()
 
-    async def __aenter__(self) -> MockWorker:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -175,7 +179,9 @@ class MockWorker:
         except ValueError as error:
             problem = str(error)
         asked = body.get("kv_transfer_params")
-        leg: Leg = "prefill" if isinstance(asked, dict) and asked.get("do_remote_decode") is True else "decode"
+        leg: Leg = (
+            "prefill" if isinstance(asked, dict) and asked.get("do_remote_decode") is True else "decode"
+        )
         loop = asyncio.get_running_loop()
         record = Recorded(leg, request.path, request.headers, request.body, body, loop.time())
         if self._remember:
@@ -208,8 +214,8 @@ class MockWorker:
             await asyncio.Event().wait()
         if fault.body is not None or fault.status is not None:
             status = fault.status or 200
-            text = answer.error(f"mock fault {status}", status) if fault.body is None else fault.body.encode()
-            await reply.whole(status, text)
+            made = answer.error(f"mock fault {status}", status) if fault.body is None else fault.body.encode()
+            await reply.whole(status, made)
             return
         if problem is not None:
             await reply.whole(400, answer.error(problem, 400))
@@ -226,7 +232,9 @@ class MockWorker:
             params = None if fault.no_params else self.handoff.issue(count, self.port)
             await reply.whole(200, answer.prefilled(_COMPLETIONS[record.path], self.model, count, params))
             return
-        written = await answer.generate(record, reply, self.model, _COMPLETIONS[record.path], self._default_tokens)
+        written = await answer.generate(
+            record, reply, self.model, _COMPLETIONS[record.path], self._default_tokens
+        )
         self.cache.add(f"{text}<|assistant|>{written}" if "messages" in record.json else text + written)
 
     def _refusal(self, record: Recorded, count: int) -> tuple[int, bytes] | None:
