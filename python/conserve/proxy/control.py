@@ -1,0 +1,160 @@
+"""The routes beside the turns: models, health, metrics, conversations, the fleet."""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from conserve.errors import ConserveError
+
+from . import errors
+
+if TYPE_CHECKING:
+    from conserve._core import ConversationView
+
+    from .door import Door
+
+__all__ = ["control_routes"]
+
+_Json: TypeAlias = dict[str, Any]
+
+
+def control_routes(routes: APIRouter, door: Door) -> None:
+    """Add them to `routes`."""
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": door.watch.models()})
+
+    @routes.get("/healthz")
+    async def healthz() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @routes.get("/readyz")
+    async def readyz() -> Response:
+        why_not = door.ready()
+        if why_not is None:
+            return JSONResponse({"status": "ready"})
+        return errors.refusal(why_not, code="draining" if door.draining else "no_workers", status=503, retry_after_s=1)
+
+    @routes.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        if (refusal := _locked(door, request)) is not None:
+            return refusal
+        own = door.metrics.exposition(in_flight=len(door.drives), draining=door.draining)
+        return PlainTextResponse(door.router.metrics() + own, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @routes.get("/v1/fleet")
+    async def fleet(request: Request, check: Annotated[bool, Query()] = False) -> Response:
+        """The workers and the line; with `check`, whether the books balance (asked when no turn is under way)."""
+        if (refusal := _locked(door, request)) is not None:
+            return refusal
+        told = _fleet(door)
+        if check:
+            told["check"] = _check(door)
+        return JSONResponse(told)
+
+    @routes.get("/v1/conversations/{conversation:path}")
+    async def conversation_of(request: Request, conversation: str) -> Response:
+        try:
+            view = door.dispatcher.conversation(conversation, request.scope["headers"])
+        except ConserveError as error:
+            return errors.of(error)
+        return _unknown(conversation) if view is None else JSONResponse(_conversation(conversation, view))
+
+    @routes.delete("/v1/conversations/{conversation:path}")
+    async def close_conversation(request: Request, conversation: str) -> Response:
+        try:
+            closed = door.dispatcher.close_conversation(conversation, request.scope["headers"])
+        except ConserveError as error:
+            return errors.of(error)
+        if not closed:
+            return _unknown(conversation)
+        return JSONResponse({"id": conversation, "object": "conversation.deleted", "deleted": True})
+
+
+def _locked(door: Door, request: Request) -> Response | None:
+    """None for a caller that may see the fleet; else what to answer."""
+    key = door.settings.control_key
+    if key is None:
+        return None
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.get_secret_value().encode()):
+        return None
+    text = "this route asks for the router's control key; send it as Authorization: Bearer"
+    return errors.refusal(
+        text, code="invalid_api_key", status=401, headers={"www-authenticate": "Bearer"}
+    )
+
+
+def _fleet(door: Door) -> _Json:
+    snapshot = door.router.snapshot()
+    watched = {each.id: each for each in door.watch.workers if each.id is not None}
+    workers = []
+    for row in snapshot.workers:
+        each = watched.get(row.id)
+        workers.append(
+            {
+                "id": row.id,
+                "name": row.name,
+                "url": row.url,
+                "role": row.role,
+                "tier": row.tier,
+                "health": row.health,
+                "draining": row.draining,
+                "kv_blocks": row.kv_blocks,
+                "booked_blocks": row.booked_blocks,
+                "queued_tokens": row.queued_tokens,
+                "tokens_per_s": row.tokens_per_s,
+                "report_age_s": None if each is None else door.watch.age_s(each),
+                "models": [] if each is None else [card["id"] for card in each.models],
+            }
+        )
+    away = [
+        {"name": each.at.name, "url": each.at.url, "role": each.role, "error": each.last_error}
+        for each in door.watch.workers
+        if each.id is None
+    ]
+    return {
+        "workers": workers,
+        "away": away,
+        "booked_blocks": sum(row.booked_blocks for row in snapshot.workers),
+        "conversations": snapshot.conversations,
+        "waiting": snapshot.waiting,
+        "in_flight": len(door.drives),
+        "draining": door.draining,
+        "counters": snapshot.counters,
+    }
+
+
+def _check(door: Door) -> str:
+    try:
+        door.router.check()
+    except AssertionError as error:
+        return str(error)
+    return "ok"
+
+
+def _conversation(name: str, view: ConversationView) -> _Json:
+    return {
+        "id": name,
+        "object": "conversation",
+        "key": view.key,
+        "phase": view.phase,
+        "decoder": view.decoder_name,
+        "decoder_url": view.decoder,
+        "turn": view.turn,
+        "in_flight": view.in_flight,
+        "blocks": view.blocks,
+        "idle_s": None,
+        "ttfet_s": view.ttfet_s,
+    }
+
+
+def _unknown(conversation: str) -> Response:
+    shown = conversation if len(conversation) <= 64 else f"{conversation[:64]}..."
+    text = f"no conversation {shown!r} under this credential: it never was, was closed, or was idle for too long"
+    return errors.refusal(text, code="conversation_not_found", status=404, param="id")

@@ -1,0 +1,112 @@
+"""`openai_routes`: the door as an APIRouter for anybody's app."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request, Response
+
+from conserve._core import Router
+from conserve.errors import ConserveError
+from conserve.settings import Settings
+
+from . import errors
+from .body import Disconnected, Receive, Refused, Send, linger, read
+from .control import control_routes
+from .door import Door
+from .driver import Drive
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+__all__ = ["openai_routes", "routes_of"]
+
+
+def openai_routes(router_or_settings: Router | Settings, *, settings: Settings | None = None) -> APIRouter:
+    """The OpenAI routes over a router, to include in your own app, with its dependencies.
+
+    Given a Router, its workers are watched and `settings` (by default the environment's) say the rest; given Settings,
+    a router is made from them. The app that includes the routes opens and closes what they need in its lifespan; serve
+    one app with them, because bookings live in this process. Raises ConfigError.
+    """
+    if isinstance(router_or_settings, Settings):
+        chosen = router_or_settings
+        router = chosen.router(empty=True)
+    else:
+        chosen = Settings() if settings is None else settings
+        router = router_or_settings
+    return routes_of(Door(router, chosen))
+
+
+def routes_of(door: Door) -> APIRouter:
+    """Every route of one door."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        async with door.lifespan():
+            yield
+
+    routes = APIRouter(lifespan=lifespan)
+
+    @routes.post("/v1/chat/completions", include_in_schema=False)
+    async def chat_completions(request: Request) -> Response:
+        return Turned(door, request, "/v1/chat/completions")
+
+    @routes.post("/v1/completions", include_in_schema=False)
+    async def completions(request: Request) -> Response:
+        return Turned(door, request, "/v1/completions")
+
+    control_routes(routes, door)
+    return routes
+
+
+class Turned(Response):
+    """The answer to one turn: reads the body and drives the dispatch when the server asks for the response."""
+
+    def __init__(self, door: Door, request: Request, route: str) -> None:
+        self.background = None
+        self._door = door
+        self._headers: errors.Headers = request.scope["headers"]
+        self._route = route
+
+    async def __call__(self, _: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve the turn."""
+        door, settings = self._door, self._door.settings
+        if door.draining:
+            content = errors.body_of("the router is shutting down; try again", code="draining", status=503)
+            headers = [(b"retry-after", b"1"), (b"connection", b"close")]
+            await self._refuse(receive, send, 503, content, headers)
+            return
+        try:
+            body = await read(
+                receive, self._headers, limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+            )
+            dispatch = door.dispatcher.open(self._route, self._headers, body)
+        except Disconnected:
+            door.metrics.requests[self._route, 499] += 1
+            return
+        except Refused as refused:
+            await self._refuse(receive, send, refused.status, refused.content, [(b"connection", b"close")])
+            return
+        except ConserveError as error:
+            content = errors.body_of(str(error), code=error.code, status=error.status)
+            await self._refuse(receive, send, error.status, content, [])
+            return
+        del body
+        await Drive(door, dispatch, self._route, receive, send).run()
+        if self.background is not None:
+            await self.background()
+
+    async def _refuse(
+        self, receive: Receive, send: Send, status: int, content: bytes, extra: errors.Headers
+    ) -> None:
+        """Answer before the body was read; then let the client finish sending, so that it sees the answer."""
+        length = b"%d" % len(content)
+        headers = [(b"content-type", b"application/json"), (b"content-length", length), *extra]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content, "more_body": True})
+        self._door.metrics.requests[self._route, status] += 1
+        await linger(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,126 @@
+"""Serves the door with uvicorn: says when it is ready, drains before it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from .app import create_app
+
+if TYPE_CHECKING:
+    from conserve.settings import Settings
+
+    from .door import Door
+
+__all__ = ["DoorServer", "serve"]
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG: Final = 2048
+
+
+class DoorServer(uvicorn.Server):
+    """A uvicorn server whose first stop signal drains the door and whose second one stops at once.
+
+    While it drains it still accepts connections, to answer 503 instead of refusing them.
+    """
+
+    def __init__(self, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+        self._app = create_app(settings)
+        self.door: Door = self._app.state.door
+        self._on_ready = on_ready
+        self._draining: asyncio.Task[None] | None = None
+        self._socket = _listen(settings.host, settings.port)
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        super().__init__(
+            uvicorn.Config(
+                self._app,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                date_header=True,
+                backlog=_BACKLOG,
+                timeout_graceful_shutdown=2,
+            )
+        )
+
+    async def run_here(self) -> None:
+        """Serve on this event loop until `stop` or a signal."""
+        await self.serve(sockets=[self._socket])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, then say so."""
+        await super().startup(sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready(self.url)
+
+    def stop(self) -> None:
+        """Drain, then stop. Returns at once; call it on the server's event loop."""
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop signal: drain; a second one: stop now."""
+        if self._draining is not None or not self.started:
+            self.should_exit = True
+            self.force_exit = sig == signal.SIGINT
+            return
+        self._captured_signals.append(sig)
+        self._draining = asyncio.get_event_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            await self.door.drain()
+        finally:
+            self.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=False)
+    bound.setblocking(False)
+    return bound
+
+
+def serve(settings: Settings, *, ready_file: Path | None = None) -> None:
+    """Serve until a signal; one line on standard output when ready, the same as JSON in `ready_file`.
+
+    Raises ConfigError, or OSError if the address cannot be had.
+    """
+
+    def ready(url: str) -> None:
+        prefillers, decoders, both = len(settings.prefillers), len(settings.decoders), len(settings.both)
+        fleet = f"{prefillers} prefillers, {decoders} decoders" + (f", {both} both" if both else "")
+        print(f"conserve serves {url}/v1 ({fleet})", flush=True)  # noqa: T201
+        if ready_file is not None:
+            part = ready_file.with_name(f".{ready_file.name}.part")
+            part.write_text(json.dumps({"event": "ready", "url": url, "port": int(url.rpartition(":")[2])}))
+            part.replace(ready_file)
+
+    server = DoorServer(settings, on_ready=ready)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        try:
+            runner.run(server.run_here())
+        except KeyboardInterrupt:
+            return
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop

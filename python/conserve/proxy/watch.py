@@ -1,0 +1,217 @@
+"""Asks each worker how it is and tells the router: who joined, who is lost, who was restarted, how full they are.
+
+Each worker has a task of its own, so that one that hangs delays nobody. A worker joins with its first healthy answer and,
+when it comes back after a loss, joins again as a new worker: the KV it had is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from conserve.settings import Role, Settings, WorkerAt
+
+from .report import Report
+from .upstream import TooLargeError, Upstreams
+
+if TYPE_CHECKING:
+    from conserve._core import Dispatcher, Router
+
+__all__ = ["Watch", "Watched"]
+
+logger = logging.getLogger(__name__)
+
+_MODELS_EVERY: Final = 10
+
+
+class Watched:
+    """One worker as the watch knows it."""
+
+    __slots__ = ("at", "failures", "id", "last_error", "models", "probes", "report", "reported_at_s", "role", "warned")
+
+    def __init__(self, role: Role, at: WorkerAt) -> None:
+        self.role: Role = role
+        self.at = at
+        self.id: int | None = None
+        self.failures = 0
+        self.probes = 0
+        self.last_error: str | None = None
+        self.models: list[dict[str, Any]] = []
+        self.report = Report()
+        self.reported_at_s: float | None = None
+        self.warned: set[str] = set()
+
+    @property
+    def label(self) -> str:
+        """How logs call it."""
+        return f"{self.role} {self.at.name or self.at.url}"
+
+
+class Watch:
+    """Watches every worker of one router."""
+
+    def __init__(self, router: Router, dispatcher: Dispatcher, settings: Settings) -> None:
+        self._router = router
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._upstreams: Upstreams | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._headers: dict[str, str] = {}
+        if settings.worker_key is not None:
+            self._headers["authorization"] = f"Bearer {settings.worker_key.get_secret_value()}"
+        self.workers = [Watched(role, at) for role, at in settings.workers()]
+        known = {watched.at.url: watched for watched in self.workers}
+        for row in router.snapshot().workers:
+            url = row.url.rstrip("/")
+            if url not in known:
+                known[url] = Watched(row.role, WorkerAt(url, name=row.name, tier=row.tier, kv_blocks=row.kv_blocks))
+                self.workers.append(known[url])
+            known[url].id = row.id
+
+    async def start(self, upstreams: Upstreams) -> None:
+        """Probe every worker once, then go on probing until `stop`."""
+        self._upstreams = upstreams
+        await asyncio.gather(*(self._probe(watched) for watched in self.workers))
+        self._tasks = [asyncio.create_task(self._keep_probing(watched)) for watched in self.workers]
+
+    async def stop(self) -> None:
+        """Stop probing."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models of the workers that have joined, each once, with the smallest `max_model_len` told for it."""
+        merged: dict[str, dict[str, Any]] = {}
+        for watched in self.workers:
+            if watched.id is None:
+                continue
+            for card in watched.models:
+                known = merged.setdefault(card["id"], dict(card))
+                lengths = [length for each in (known, card) if (length := each.get("max_model_len")) is not None]
+                if lengths:
+                    known["max_model_len"] = min(lengths)
+        return list(merged.values())
+
+    def age_s(self, watched: Watched) -> float | None:
+        """Seconds since the worker's last account of itself; None before any."""
+        if watched.reported_at_s is None:
+            return None
+        return asyncio.get_running_loop().time() - watched.reported_at_s
+
+    async def _keep_probing(self, watched: Watched) -> None:
+        while True:
+            await asyncio.sleep(self._settings.probe_interval_s)
+            try:
+                await self._probe(watched)
+            except Exception:
+                logger.exception("%s: the probe itself failed", watched.label)
+
+    async def _probe(self, watched: Watched) -> None:
+        try:
+            if watched.id is None or not watched.models or watched.probes % _MODELS_EVERY == 0:
+                watched.models = _cards(await self._get(watched, "/v1/models"))
+            _, metrics = await asyncio.gather(self._get(watched, "/health"), self._get(watched, "/metrics"))
+        except (aiohttp.ClientError, OSError, TimeoutError, TooLargeError, _UnhealthyError) as error:
+            self._failed(watched, error)
+            return
+        watched.probes += 1
+        self._answered(watched, metrics)
+
+    async def _get(self, watched: Watched, path: str) -> bytes:
+        assert self._upstreams is not None, "the watch was started"
+        url = watched.at.url + path
+        status, body = await self._upstreams.get(
+            url, timeout_s=self._settings.probe_timeout_s, headers=self._headers
+        )
+        if status != 200:
+            raise _UnhealthyError(f"GET {path} answered {status}")
+        return body
+
+    def _failed(self, watched: Watched, error: Exception) -> None:
+        watched.failures += 1
+        watched.last_error = str(error) or type(error).__name__
+        if watched.id is None:
+            if watched.failures == 1:
+                logger.warning("%s is not there yet: %s", watched.label, watched.last_error)
+            return
+        refused = isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+            error.os_error, ConnectionRefusedError
+        )
+        if refused or watched.failures >= self._settings.probe_failures:
+            self._lose(watched, watched.last_error)
+        else:
+            logger.warning("%s failed probe %d: %s", watched.label, watched.failures, watched.last_error)
+            self._router.suspect(watched.id, True)
+
+    def _lose(self, watched: Watched, why: str) -> None:
+        if watched.id is not None:
+            logger.warning("%s (worker %d) is lost: %s", watched.label, watched.id, why)
+            self._router.lose(watched.id, reason=why)
+            watched.id = None
+            watched.models = []
+            self._tell_models()
+
+    def _answered(self, watched: Watched, metrics: bytes) -> None:
+        report = Report.read(metrics)
+        rows = {row.id: row for row in self._router.snapshot().workers}
+        if watched.id is not None and watched.id not in rows:
+            logger.warning("%s (worker %d) was lost in use and answers again", watched.label, watched.id)
+            watched.id = None
+        if watched.id is not None and watched.report.restarted(report):
+            self._lose(watched, "it was restarted")
+        joined = watched.id is None
+        if watched.id is None:
+            watched.id = self._router.join(watched.at.worker(watched.role))
+        elif watched.failures or rows[watched.id].health == "suspect":
+            self._router.suspect(watched.id, False)
+        watched.failures = 0
+        watched.last_error = None
+        watched.report = report
+        watched.reported_at_s = asyncio.get_running_loop().time()
+        self._router.observe_metrics(watched.id, metrics)
+        lengths = [length for card in watched.models if isinstance(length := card.get("max_model_len"), int)]
+        if lengths:
+            self._router.observe(watched.id, max_model_len=max(lengths))
+        if joined:
+            self._tell_models()
+            logger.info("%s joined as worker %d: %s", watched.label, watched.id, report.describe(watched.models))
+        self._warn(watched)
+
+    def _tell_models(self) -> None:
+        self._dispatcher.set_models([card["id"] for card in self.models()])
+
+    def _warn(self, watched: Watched) -> None:
+        """Say once what will make the router's books differ from the worker's."""
+        said = watched.report
+        expected = watched.at.block_size or self._settings.block_size
+        if said.block_size not in (None, expected) and watched.role != "prefiller" and "block" not in watched.warned:
+            watched.warned.add("block")
+            logger.warning(
+                "%s has blocks of %d tokens, the router expected %d: set block_size=%d",
+                watched.label, said.block_size, expected, said.block_size,
+            )  # fmt: skip
+        no_capacity = said.kv_blocks is None and watched.at.kv_blocks is None and watched.role != "prefiller"
+        if no_capacity and "capacity" not in watched.warned:
+            watched.warned.add("capacity")
+            logger.warning(
+                "%s does not tell its KV capacity (vllm:cache_config_info): it gets no conversations; give kv_blocks",
+                watched.label,
+            )
+
+
+class _UnhealthyError(Exception):
+    """A worker answered a probe, and the answer was no."""
+
+
+def _cards(body: bytes) -> list[dict[str, Any]]:
+    try:
+        cards = json.loads(body)["data"]
+        return [card for card in cards if isinstance(card["id"], str)]
+    except (ValueError, KeyError, TypeError) as cause:
+        raise _UnhealthyError("GET /v1/models did not answer a list of models") from cause

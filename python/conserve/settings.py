@@ -1,0 +1,234 @@
+"""Everything an operator can set, from arguments or from the environment (`CONSERVE_<NAME>`), checked in one place.
+
+Times are in seconds and sizes in bytes; the unit is the last word of the name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from conserve._core import Decoder, Dispatcher, Prefiller, Router, Worker
+from conserve.errors import ConfigError
+
+__all__ = ["Role", "Settings", "WorkerAt"]
+
+Role: TypeAlias = Literal["prefiller", "decoder", "both"]
+
+_NUMBERS: Final = ("kv_blocks", "block_size", "max_model_len", "prefill_backlog_tokens")
+_TEXTS: Final = ("name", "tier")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerAt:
+    """Where a worker is and what is known about it beforehand: `http://d0:8000,kv_blocks=40000,name=d0`."""
+
+    url: str
+    name: str | None = None
+    tier: str | None = None
+    kv_blocks: int | None = None
+    block_size: int | None = None
+    max_model_len: int | None = None
+    prefill_backlog_tokens: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerAt:
+        """Read `URL[,key=value...]`; raises ValueError that names the key and what it takes."""
+        url, *options = (part.strip() for part in text.split(","))
+        if not url.startswith(("http://", "https://")) or len(url.partition("://")[2]) == 0:
+            raise ValueError(f"{url!r} is not a worker's URL: write http://host:port[,key=value...]")
+        values: dict[str, Any] = {}
+        for option in options:
+            key, _, value = option.partition("=")
+            if key in _NUMBERS:
+                if not value.isascii() or not value.isdigit() or int(value) == 0:
+                    raise ValueError(f"worker {url}: {key} takes a whole number above 0, not {value!r}")
+                values[key] = int(value)
+            elif key in _TEXTS and value:
+                values[key] = value
+            else:
+                known = ", ".join((*_TEXTS, *_NUMBERS))
+                raise ValueError(f"worker {url}: {option!r} is no option; known: {known}, each as key=value")
+        return cls(url.rstrip("/"), **values)
+
+    def worker(self, role: Role) -> Prefiller | Decoder | Worker:
+        """The same, as the router takes it. What a role has no use for must be absent: ConfigError names it."""
+        given = {key: value for key in (*_TEXTS, *_NUMBERS) if (value := getattr(self, key)) is not None}
+        kind = {"prefiller": Prefiller, "decoder": Decoder, "both": Worker}[role]
+        try:
+            return kind(self.url, **given)
+        except TypeError as cause:
+            keys = ", ".join(given)
+            raise ConfigError(
+                f"{role} {self.url}: an option of {keys} means nothing for this role", key=keys
+            ) from cause
+
+
+def _workers(value: object) -> object:
+    if isinstance(value, str):
+        value = value.split()
+    if isinstance(value, Iterable):
+        return tuple(WorkerAt.parse(item) if isinstance(item, str) else item for item in value)
+    return value
+
+
+def _words(value: object) -> object:
+    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+def _never(value: object) -> object:
+    return None if isinstance(value, str) and value.lower() in ("", "none", "never") else value
+
+
+_Workers: TypeAlias = Annotated[tuple[WorkerAt, ...], NoDecode, BeforeValidator(_workers)]
+_Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Settings(BaseSettings):
+    """The settings of one router and its door.
+
+    `Settings(low_watermark=0.7)` or `CONSERVE_LOW_WATERMARK=0.7`; arguments win. Workers are written
+    `URL[,key=value...]`, several separated by spaces. Raises ConfigError, which names the setting and its range.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="CONSERVE_", frozen=True, extra="forbid")
+
+    # The fleet.
+    prefillers: _Workers = Field((), description="Workers that prefill first turns.")
+    decoders: _Workers = Field((), description="Workers that keep conversations.")
+    both: _Workers = Field((), description="Workers that do both.")
+    connector: Literal["nixl", "mooncake", "none"] = Field("nixl", description="How KV is handed over.")
+
+    # The router.
+    policy: Literal["strict"] = Field("strict", description="The placement rule.")
+    low_watermark: float = Field(0.8, gt=0, le=1, description="New conversations stop at this share of a decoder.")
+    prefill_backlog_tokens: int = Field(65_536, ge=1, description="Queued input tokens that close a prefiller.")
+    queue_limit: int = Field(1024, ge=0, description="Places in the waiting line.")
+    queue_timeout_s: _Seconds = Field(30.0, description="Longest wait in line.")
+    idle_timeout_s: Annotated[_Seconds | None, BeforeValidator(_never)] = Field(
+        3600.0, description="An idle conversation's blocks are freed after this; `none`: never."
+    )
+    evict_idle: bool = Field(False, description="Under pressure, free idle conversations' blocks, oldest first.")
+    max_conversations: int = Field(4_000_000, ge=1, description="Conversations remembered.")
+    block_size: int = Field(16, ge=1, le=65_536, description="Tokens in a KV block, where a worker does not say.")
+    secret: SecretStr | None = Field(
+        None, description="32 hexadecimal digits that key the hash of tenants and ids; random by default."
+    )
+
+    # One request.
+    conversation_headers: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)] = Field(
+        ("x-conversation-id", "x-session-id"), description="Headers that name the conversation, first one wins."
+    )
+    fingerprint: bool = Field(True, description="Recognise conversations without an id by their history.")
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body; above it 413.")
+    max_depth: int = Field(512, ge=8, le=100_000, description="Deepest nesting of a request body.")
+    max_conversation_id_bytes: int = Field(256, ge=1, le=65_536, description="Longest conversation id.")
+    max_answer_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Largest answer held in memory whole.")
+    retries: int = Field(2, ge=0, le=16, description="Further attempts at other workers before the first byte.")
+    connect_timeout_s: _Seconds = Field(2.0, description="To connect to a worker.")
+    prefill_timeout_s: _Seconds = Field(120.0, description="For a prefiller's answer.")
+    first_byte_timeout_s: _Seconds = Field(120.0, description="For a decoder's first byte.")
+    stream_idle_timeout_s: _Seconds = Field(60.0, description="Between two pieces of a stream.")
+    lease_s: _Seconds = Field(25.0, description="Oldest handoff sent to a decoder; below the engine's lease.")
+    forward_authorization: bool = Field(False, description="Pass the client's Authorization to the workers.")
+    worker_key: SecretStr | None = Field(None, description="Sent to the workers as a bearer token.")
+
+    # The door.
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
+    body_timeout_s: _Seconds = Field(60.0, description="For the whole of a request's body to arrive.")
+    client_stall_timeout_s: _Seconds = Field(
+        120.0, description="A client that takes nothing for so long is taken to be gone."
+    )
+    shutdown_timeout_s: float = Field(30.0, ge=0, le=86_400, description="Streams may finish for so long.")
+    probe_interval_s: float = Field(1.0, ge=0.01, le=3600, description="Between two probes of a worker.")
+    probe_timeout_s: _Seconds = Field(2.0, description="For a worker's answer to a probe.")
+    probe_failures: int = Field(3, ge=1, le=1000, description="Failed probes in a row that make a worker lost.")
+    control_key: SecretStr | None = Field(None, description="Bearer token asked for by /v1/fleet and /metrics.")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as cause:
+            raise _config_error(cause) from None
+
+    def workers(self) -> list[tuple[Role, WorkerAt]]:
+        """Every worker named here, with its role."""
+        roles: tuple[tuple[Role, tuple[WorkerAt, ...]], ...] = (
+            ("prefiller", self.prefillers),
+            ("decoder", self.decoders),
+            ("both", self.both),
+        )
+        return [(role, at) for role, group in roles for at in group]
+
+    def router(self, *, empty: bool = False) -> Router:
+        """A router over these workers; with `empty`, one that they join later. Raises ConfigError."""
+        router = Router(
+            policy=self.policy,
+            low_watermark=self.low_watermark,
+            prefill_backlog_tokens=self.prefill_backlog_tokens,
+            queue_limit=self.queue_limit,
+            queue_timeout_s=self.queue_timeout_s,
+            idle_timeout_s=self.idle_timeout_s,
+            evict_idle=self.evict_idle,
+            max_conversations=self.max_conversations,
+            block_size=self.block_size,
+            secret=self.secret_bytes(),
+        )
+        if not empty:
+            for role, at in self.workers():
+                router.join(at.worker(role))
+        return router
+
+    def dispatcher(self, router: Router) -> Dispatcher:
+        """A dispatcher over `router` with the settings of one request. Raises ConfigError."""
+        return Dispatcher(
+            router,
+            connector=self.connector,
+            max_body_bytes=self.max_body_bytes,
+            max_depth=self.max_depth,
+            max_conversation_id_bytes=self.max_conversation_id_bytes,
+            conversation_headers=self.conversation_headers,
+            retries=self.retries,
+            queue_timeout_s=self.queue_timeout_s,
+            prefill_timeout_s=self.prefill_timeout_s,
+            first_byte_timeout_s=self.first_byte_timeout_s,
+            idle_timeout_s=self.stream_idle_timeout_s,
+            connect_timeout_s=self.connect_timeout_s,
+            lease_s=self.lease_s,
+            forward_authorization=self.forward_authorization,
+            worker_key=None if self.worker_key is None else self.worker_key.get_secret_value(),
+            max_answer_bytes=self.max_answer_bytes,
+            fingerprint=self.fingerprint,
+        )
+
+    def secret_bytes(self) -> bytes | None:
+        """The 16 bytes of `secret`; raises ConfigError unless it is 32 hexadecimal digits."""
+        if self.secret is None:
+            return None
+        try:
+            value = bytes.fromhex(self.secret.get_secret_value())
+        except ValueError:
+            value = b""
+        if len(value) != 16:
+            raise ConfigError("secret: takes 32 hexadecimal digits", key="secret", accepted="32 hexadecimal digits")
+        return value
+
+
+def _config_error(cause: ValidationError) -> ConfigError:
+    """One sentence for each setting that is wrong; values that may be secret are not repeated."""
+    lines, keys = [], []
+    for error in cause.errors(include_url=False):
+        key = str(error["loc"][0]) if error["loc"] else "settings"
+        said = error["msg"].removeprefix("Value error, ")
+        shown = error.get("input")
+        secret = key in ("secret", "worker_key", "control_key")
+        tail = f" (got {shown!r})" if not secret and isinstance(shown, str | int | float) else ""
+        known = key in Settings.model_fields
+        lines.append(f"{key}: {said}{tail}" if known else f"{key}: there is no such setting")
+        keys.append(key)
+    return ConfigError("; ".join(lines), key=keys[0], accepted=lines[0].partition(": ")[2])
