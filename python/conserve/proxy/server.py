@@ -90,8 +90,16 @@ class DoorServer(uvicorn.Server):
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=False)
-    bound.setblocking(False)
+    # Named as TCP: asyncio turns Nagle's delay off only for sockets that say so.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
     return bound
 
 

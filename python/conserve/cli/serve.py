@@ -1,0 +1,106 @@
+"""Serve the OpenAI API in front of a fleet of workers.
+
+Every setting is an option here and a variable `CONSERVE_<NAME>` there; what is secret is a variable only, because a
+command line can be read by everybody on the machine.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args
+
+import typer
+from pydantic import SecretStr
+
+from conserve.errors import ConfigError
+from conserve.settings import Settings
+
+__all__ = ["serve"]
+
+_WORKERS: Final = {"prefillers": "--prefiller", "decoders": "--decoder", "both": "--both"}
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+def _run(*, log_level: str, ready_file: Path | None, **given: Any) -> None:
+    """Serve the OpenAI API in front of a fleet of workers.
+
+    A worker is URL[,key=value...] with the keys name, tier, kv_blocks, block_size, max_model_len and
+    prefill_backlog_tokens; give the option once for each worker. Each option is also CONSERVE_<NAME> in the environment;
+    CONSERVE_WORKER_KEY, CONSERVE_CONTROL_KEY and CONSERVE_SECRET only there.
+    """
+    if log_level not in _LEVELS:
+        _end(f"log-level: takes one of {', '.join(_LEVELS)}, not {log_level!r}")
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        settings = Settings(**{key: value for key, value in given.items() if value not in (None, [])})
+        if not settings.decoders and not settings.both:
+            _end("no decoder: give --decoder URL for each, or --both URL, or CONSERVE_DECODERS")
+        from conserve.proxy.server import serve as serve_door
+
+        serve_door(settings, ready_file=ready_file)
+    except ConfigError as error:
+        _end(str(error))
+    except OSError as error:
+        _end(f"cannot listen on {given.get('host') or 'the address'}: {error}")
+
+
+def _end(message: str) -> None:
+    print(f"conserve serve: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _options() -> dict[str, Any]:
+    """Name and annotated type of each option, from the settings themselves."""
+    made: dict[str, Any] = {}
+    for name, field in Settings.model_fields.items():
+        kinds = {field.annotation, *get_args(field.annotation)}
+        if SecretStr in kinds:
+            continue
+        text = field.description or ""
+        if name in _WORKERS:
+            option = typer.Option(_WORKERS[name], help=text, metavar="URL[,key=value...]", show_default=False)
+            made[name] = Annotated[list[str] | None, option]
+        elif bool in kinds:
+            shown = f"{text} [default: {'yes' if field.default else 'no'}]"
+            flag = name.replace("_", "-")
+            made[name] = Annotated[bool | None, typer.Option(f"--{flag}/--no-{flag}", help=shown, show_default=False)]
+        else:
+            default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+            metavar = "FLOAT" if float in kinds else "INTEGER" if int in kinds else "TEXT"
+            option = typer.Option(
+                f"--{name.replace('_', '-')}", help=f"{text} [default: {default}]", metavar=metavar, show_default=False
+            )
+            made[name] = Annotated[str | None, option]
+    return made
+
+
+def _with_options() -> Any:
+    """`_run` with a signature that typer can read."""
+    options = _options()
+    options["log_level"] = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(_LEVELS)}.")]
+    options["ready_file"] = Annotated[
+        Path | None, typer.Option("--ready-file", help="Written when ready: JSON with the URL.", show_default=False)
+    ]
+    defaults: dict[str, object] = {"log_level": "info"}
+
+    def serve(**values: Any) -> None:
+        _run(**values)
+
+    serve.__doc__ = _run.__doc__
+    serve.__annotations__ = {**options, "return": None}
+    serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
+            for name, kind in options.items()
+        ]
+    )
+    return serve
+
+
+serve = _with_options()
