@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import cast
 
 from .fault import NONE, Fault
+from .record import Recorded
 
 _HEAD_LIMIT = 256 * 1024
 
@@ -41,6 +42,7 @@ class Reply:
         self._connection = connection
         self._chunked = False
         self.fault: Fault = NONE
+        self.record: Recorded | None = None
         self.sent_bytes = 0
 
     async def head(
@@ -87,6 +89,8 @@ class Reply:
     async def _raw(self, piece: bytes) -> None:
         if piece:
             self.sent_bytes += len(piece)
+            if self.record is not None:
+                self.record.sent_bytes = self.sent_bytes
             await self._connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if self._chunked else piece)
 
     def _cut(self) -> None:

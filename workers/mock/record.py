@@ -30,6 +30,7 @@ class Recorded:
     transferred_tokens: int = 0
     computed_tokens: int = 0
     sent_bytes: int = 0
+    """Bytes of the body handed to the system so far."""
     done: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     """Set when the request ended, one way or the other."""
 

@@ -189,6 +189,7 @@ class MockWorker:
                 self.requests.append(record)
                 self._arrival.notify_all()
         by_header = next((value for name, value in request.headers if name == b"x-mock-fault"), None)
+        reply.record = record
         reply.fault = self.faults.take(leg)
         if by_header is not None and (fault := Fault.from_header(by_header)).leg in (None, leg):
             reply.fault = fault
@@ -202,7 +203,6 @@ class MockWorker:
             raise
         finally:
             self.running -= 1
-            record.sent_bytes = reply.sent_bytes
             record.ended_s = loop.time()
             record.done.set()
 

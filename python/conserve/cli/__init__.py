@@ -76,7 +76,7 @@ def commands() -> dict[str, str]:
     """The subcommands there are, with their one-line help, none of them imported."""
     found: dict[str, str] = {}
     for module in pkgutil.iter_modules(__path__):
-        if module.name.startswith("_"):
+        if module.name.startswith("_") or module.ispkg:
             continue
         for folder in __path__:
             source = Path(folder, f"{module.name}.py")

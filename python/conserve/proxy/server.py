@@ -78,7 +78,6 @@ class DoorServer(uvicorn.Server):
             self.should_exit = True
             self.force_exit = sig == signal.SIGINT
             return
-        self._captured_signals.append(sig)
         self._draining = asyncio.get_event_loop().create_task(self._drain())
 
     async def _drain(self) -> None:

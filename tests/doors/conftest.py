@@ -1,0 +1,60 @@
+"""Every scenario runs once for each door; `cluster(...)` starts mock workers and that door."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import pytest
+from conserve.proxy.server import DoorServer
+from conserve.settings import Settings
+
+from tests.support.cluster import Cluster, OpenDoor, RunningDoor, run_cluster
+
+
+class FastApiDoor:
+    """The FastAPI door on the test's event loop."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._up = asyncio.Event()
+        self.server = DoorServer(Settings(port=0, **settings), on_ready=lambda _: self._up.set())
+        self.url = self.server.url
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> FastApiDoor:
+        self._task = asyncio.create_task(self.server.run_here())
+        waiter = asyncio.create_task(self._up.wait())
+        await asyncio.wait({self._task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        await waiter
+        return self
+
+    def begin_stop(self) -> None:
+        self.server.stop()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self.server.should_exit = True
+            await self._task
+            self._task = None
+
+
+async def open_fastapi(settings: dict[str, Any]) -> RunningDoor:
+    return await FastApiDoor(settings).start()
+
+
+DOORS: dict[str, OpenDoor] = {"fastapi": open_fastapi}
+
+
+class StartCluster(Protocol):
+    """Starts mocks and a door; see `run_cluster`."""
+
+    def __call__(self, **options: Any) -> AbstractAsyncContextManager[Cluster]: ...
+
+
+@pytest.fixture(params=sorted(DOORS))
+def cluster(request: pytest.FixtureRequest) -> StartCluster:
+    return functools.partial(run_cluster, DOORS[request.param])

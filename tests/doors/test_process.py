@@ -1,0 +1,96 @@
+"""`conserve serve` as a process: ready, bounded in memory, stopped by signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from conserve_workers.mock import Fault, MockWorker
+
+from tests.support.cluster import CHAT, chat_body
+from tests.support.raw import connect, request
+
+MIB = 1024 * 1024
+
+
+@contextlib.asynccontextmanager
+async def serving(tmp_path: Path, *options: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    ready = tmp_path / "ready.json"
+    command = [sys.executable, "-m", "conserve.cli", "serve", "--port", "0", "--ready-file", str(ready), *options]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            line = (await process.stdout.readline()).decode()
+        if not line:
+            assert process.stderr is not None
+            raise AssertionError((await process.stderr.read()).decode())
+        told = json.loads(ready.read_text())
+        assert told["event"] == "ready"
+        assert told["url"] in line, "the line says where it serves"
+        yield told["url"], process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+async def test_a_slow_reader_of_a_large_stream_costs_little_memory(tmp_path: Path) -> None:
+    """256 MiB flow to a client that pauses again and again; real time passes, because memory is what is measured."""
+    async with MockWorker(role="both", remember=False) as mock:
+        async with serving(tmp_path, "--both", mock.url) as (url, process):
+            async with aiohttp.ClientSession() as http:
+                async with http.post(f"{url}{CHAT}", json=chat_body("warm up", stream=True)) as answer:
+                    await answer.read()
+            before = resident_bytes(process.pid)
+            mock.arm(Fault(tokens=16_384, token_bytes=16_384, times=1))
+            peak, total = before, 0
+            async with connect(url, receive_buffer_bytes=128 * 1024) as raw:
+                await raw.send(request(CHAT, json.dumps(chat_body("hi", stream=True)).encode()))
+                assert (await raw.head())[0] == 200
+                while piece := await raw.reader.read(MIB):
+                    total += len(piece)
+                    if total % (4 * MIB) < len(piece):
+                        await asyncio.sleep(0.01)
+                        peak = max(peak, resident_bytes(process.pid))
+                    if piece.endswith(b"0\r\n\r\n"):
+                        break
+            assert total > 256 * MIB
+            assert peak - before <= 16 * MIB, f"{(peak - before) / MIB:.1f} MiB more for {total / MIB:.0f} MiB"
+
+
+async def test_sigterm_lets_a_stream_finish_then_ends_with_success(tmp_path: Path) -> None:
+    async with MockWorker(role="both") as mock, serving(tmp_path, "--both", mock.url) as (url, process):
+        mock.arm(Fault(interval_s=0.02, tokens=20))
+        async with aiohttp.ClientSession() as http:
+            async with http.post(f"{url}{CHAT}", json=chat_body("hi", stream=True)) as answer:
+                process.send_signal(signal.SIGTERM)
+                content = await answer.read()
+        assert content.endswith(b"data: [DONE]\n\n")
+        async with asyncio.timeout(10):
+            assert await process.wait() in (0, -signal.SIGTERM)
+
+
+async def test_a_setting_out_of_range_is_named_and_ends_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "conserve.cli", "serve", "--both", "http://w0:1", "--low-watermark", "1.5"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"low_watermark" in said
+    assert b"less than or equal to 1" in said

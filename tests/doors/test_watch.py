@@ -1,0 +1,110 @@
+"""Workers that come, go and come back."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from .conftest import StartCluster
+
+LONG = "a long task description " * 40
+
+
+def ids(fleet: dict[str, list[dict[str, int]]]) -> dict[str, int]:
+    return {str(row["name"]): row["id"] for row in fleet["workers"]}
+
+
+async def test_a_door_opens_before_its_workers_and_serves_when_they_come(cluster: StartCluster) -> None:
+    async with cluster(prefillers=0, decoders=1, keep_down=1) as c:
+        assert (await c.get("/readyz")).status == 503
+        await c.decoders[0].start()
+        await c.until_fleet(lambda fleet: len(fleet["workers"]) == 1)
+        assert (await c.get("/readyz")).status == 200
+        assert (await c.chat("hi")).status == 200
+
+
+async def test_a_request_waits_for_the_first_worker(cluster: StartCluster) -> None:
+    import asyncio
+
+    async with cluster(prefillers=0, decoders=1, keep_down=1) as c:
+        waiting = asyncio.create_task(c.chat("hi"))
+        await c.until_fleet(lambda fleet: fleet["waiting"] == 1)
+        await c.decoders[0].start()
+        assert (await waiting).status == 200
+
+
+async def test_a_worker_that_refuses_connections_is_lost_and_comes_back_as_a_new_one(cluster: StartCluster) -> None:
+    async with cluster() as c:
+        before = ids(await c.fleet())
+        await c.decoders[1].stop()
+        fleet = await c.until_fleet(lambda fleet: len(fleet["workers"]) == 2)
+        assert [row["name"] for row in fleet["away"]] == ["d1"]
+        assert fleet["away"][0]["error"]
+        await c.decoders[1].start()
+        after = ids(await c.until_fleet(lambda fleet: len(fleet["workers"]) == 3))
+        assert after["d1"] > max(before.values()), "an id is never used again"
+        assert (after["p0"], after["d0"]) == (before["p0"], before["d0"])
+
+
+async def test_an_unhealthy_worker_is_suspected_then_lost(cluster: StartCluster) -> None:
+    async with cluster(probe_failures=3, probe_interval_s=0.1) as c:
+        c.decoders[0].healthy = False
+        await c.until_fleet(lambda fleet: fleet["workers"][1]["health"] == "suspect")
+        await c.until_fleet(lambda fleet: [row["name"] for row in fleet["away"]] == ["d0"])
+        c.decoders[0].healthy = True
+        await c.until_fleet(lambda fleet: len(fleet["workers"]) == 3)
+
+
+async def test_one_failed_probe_is_forgiven(cluster: StartCluster) -> None:
+    async with cluster(probe_failures=1000, probe_interval_s=0.02) as c:
+        before = ids(await c.fleet())
+        c.decoders[0].healthy = False
+        await c.until_fleet(lambda fleet: fleet["workers"][1]["health"] == "suspect")
+        c.decoders[0].healthy = True
+        after = await c.until_fleet(lambda fleet: fleet["workers"][1]["health"] == "ready")
+        assert ids(after) == before
+
+
+async def test_a_restart_between_two_probes_is_noticed(cluster: StartCluster) -> None:
+    async with cluster(decoders=1, probe_interval_s=0.3) as c:
+        first = await c.chat(LONG, conversation="a")
+        before = ids(await c.fleet())
+        await c.decoders[0].restart()
+        after = ids(await c.until_fleet(lambda fleet: ids(fleet) != before and len(fleet["workers"]) == 2))
+        assert after["d0"] > before["d0"]
+        second = await c.chat(LONG, first.text, "go on", conversation="a")
+        assert second.status == 200
+        assert len(c.prefillers[0].legs("prefill")) == 2, "the KV is gone: the old pin is stale"
+        await c.settled()
+
+
+async def test_blocks_of_another_size_are_warned_of_once(
+    cluster: StartCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with cluster(decoders=1, worker={"block_size": 32}) as c:
+        await c.chat("hi")
+        await c.until_fleet(lambda fleet: fleet["workers"][0]["report_age_s"] is not None)
+        said = [record.getMessage() for record in caplog.records if "blocks of 32" in record.getMessage()]
+        assert len(said) == 1
+        assert "block_size=32" in said[0]
+
+
+async def test_secrets_and_prompts_are_not_logged(cluster: StartCluster, caplog: pytest.LogCaptureFixture) -> None:
+    from conserve_workers.mock import Fault
+
+    from tests.support.cluster import chat_body
+
+    caplog.set_level(logging.DEBUG, logger="conserve")
+    async with cluster(decoders=1, worker_key="sk-worker-secret", control_key="sk-control-secret") as c:
+        body = chat_body("a private prompt", stream=True)
+        for fault in (Fault(), Fault(leg="decode", reset_at=0, times=1), Fault(leg="decode", reset_at=400, times=1)):
+            c.decoders[0].arm(fault) if fault != Fault() else None
+            await c.post(body, key="sk-client-secret", conversation="a")
+        await c.decoders[0].stop()
+        await c.post(b"a private body", key="sk-client-secret")
+    text = "\n".join(record.getMessage() + str(record.exc_text or "") for record in caplog.records)
+    assert text, "decisions are logged"
+    for secret in ("secret", "private"):
+        assert secret not in text
