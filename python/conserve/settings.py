@@ -6,7 +6,7 @@ Times are in seconds and sizes in bytes; the unit is the last word of the name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
@@ -21,6 +21,11 @@ Role: TypeAlias = Literal["prefiller", "decoder", "both"]
 
 _NUMBERS: Final = ("kv_blocks", "block_size", "max_model_len", "prefill_backlog_tokens")
 _TEXTS: Final = ("name", "tier")
+_MEANINGLESS: Final[dict[Role, tuple[str, ...]]] = {
+    "prefiller": ("kv_blocks", "block_size"),
+    "decoder": ("prefill_backlog_tokens",),
+    "both": (),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,14 +63,15 @@ class WorkerAt:
     def worker(self, role: Role) -> Prefiller | Decoder | Worker:
         """The same, as the router takes it. What a role has no use for must be absent: ConfigError names it."""
         given = {key: value for key in (*_TEXTS, *_NUMBERS) if (value := getattr(self, key)) is not None}
-        kind = {"prefiller": Prefiller, "decoder": Decoder, "both": Worker}[role]
-        try:
-            return kind(self.url, **given)
-        except TypeError as cause:
-            keys = ", ".join(given)
-            raise ConfigError(
-                f"{role} {self.url}: an option of {keys} means nothing for this role", key=keys
-            ) from cause
+        unknown = [key for key in given if key in _MEANINGLESS[role]]
+        if unknown:
+            raise ConfigError(f"{role} {self.url}: {unknown[0]} means nothing for a {role}", key=unknown[0])
+        kinds: dict[Role, Callable[..., Prefiller | Decoder | Worker]] = {
+            "prefiller": Prefiller,
+            "decoder": Decoder,
+            "both": Worker,
+        }
+        return kinds[role](self.url, **given)
 
 
 def _workers(value: object) -> object:
@@ -105,30 +111,43 @@ class Settings(BaseSettings):
 
     # The router.
     policy: Literal["strict"] = Field("strict", description="The placement rule.")
-    low_watermark: float = Field(0.8, gt=0, le=1, description="New conversations stop at this share of a decoder.")
-    prefill_backlog_tokens: int = Field(65_536, ge=1, description="Queued input tokens that close a prefiller.")
+    low_watermark: float = Field(
+        0.8, gt=0, le=1, description="New conversations stop at this share of a decoder."
+    )
+    prefill_backlog_tokens: int = Field(
+        65_536, ge=1, description="Queued input tokens that close a prefiller."
+    )
     queue_limit: int = Field(1024, ge=0, description="Places in the waiting line.")
     queue_timeout_s: _Seconds = Field(30.0, description="Longest wait in line.")
     idle_timeout_s: Annotated[_Seconds | None, BeforeValidator(_never)] = Field(
         3600.0, description="An idle conversation's blocks are freed after this; `none`: never."
     )
-    evict_idle: bool = Field(False, description="Under pressure, free idle conversations' blocks, oldest first.")
+    evict_idle: bool = Field(
+        False, description="Under pressure, free idle conversations' blocks, oldest first."
+    )
     max_conversations: int = Field(4_000_000, ge=1, description="Conversations remembered.")
-    block_size: int = Field(16, ge=1, le=65_536, description="Tokens in a KV block, where a worker does not say.")
+    block_size: int = Field(
+        16, ge=1, le=65_536, description="Tokens in a KV block, where a worker does not say."
+    )
     secret: SecretStr | None = Field(
         None, description="32 hexadecimal digits that key the hash of tenants and ids; random by default."
     )
 
     # One request.
     conversation_headers: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)] = Field(
-        ("x-conversation-id", "x-session-id"), description="Headers that name the conversation, first one wins."
+        ("x-conversation-id", "x-session-id"),
+        description="Headers that name the conversation, first one wins.",
     )
     fingerprint: bool = Field(True, description="Recognise conversations without an id by their history.")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body; above it 413.")
     max_depth: int = Field(512, ge=8, le=100_000, description="Deepest nesting of a request body.")
     max_conversation_id_bytes: int = Field(256, ge=1, le=65_536, description="Longest conversation id.")
-    max_answer_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Largest answer held in memory whole.")
-    retries: int = Field(2, ge=0, le=16, description="Further attempts at other workers before the first byte.")
+    max_answer_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="Largest answer held in memory whole."
+    )
+    retries: int = Field(
+        2, ge=0, le=16, description="Further attempts at other workers before the first byte."
+    )
     connect_timeout_s: _Seconds = Field(2.0, description="To connect to a worker.")
     prefill_timeout_s: _Seconds = Field(120.0, description="For a prefiller's answer.")
     first_byte_timeout_s: _Seconds = Field(120.0, description="For a decoder's first byte.")
@@ -147,12 +166,16 @@ class Settings(BaseSettings):
     shutdown_timeout_s: float = Field(30.0, ge=0, le=86_400, description="Streams may finish for so long.")
     probe_interval_s: float = Field(1.0, ge=0.01, le=3600, description="Between two probes of a worker.")
     probe_timeout_s: _Seconds = Field(2.0, description="For a worker's answer to a probe.")
-    probe_failures: int = Field(3, ge=1, le=1000, description="Failed probes in a row that make a worker lost.")
-    control_key: SecretStr | None = Field(None, description="Bearer token asked for by /v1/fleet and /metrics.")
+    probe_failures: int = Field(
+        3, ge=1, le=1000, description="Failed probes in a row that make a worker lost."
+    )
+    control_key: SecretStr | None = Field(
+        None, description="Bearer token asked for by /v1/fleet and /metrics."
+    )
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         try:
-            super().__init__(**values)
+            super().__init__(**values)  # type: ignore[arg-type]
         except ValidationError as cause:
             raise _config_error(cause) from None
 
@@ -215,7 +238,9 @@ class Settings(BaseSettings):
         except ValueError:
             value = b""
         if len(value) != 16:
-            raise ConfigError("secret: takes 32 hexadecimal digits", key="secret", accepted="32 hexadecimal digits")
+            raise ConfigError(
+                "secret: takes 32 hexadecimal digits", key="secret", accepted="32 hexadecimal digits"
+            )
         return value
 
 

@@ -8,9 +8,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import pytest
+
 from conserve.proxy.server import DoorServer
 from conserve.settings import Settings
-
 from tests.support.cluster import Cluster, OpenDoor, RunningDoor, run_cluster
 
 

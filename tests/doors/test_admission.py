@@ -36,7 +36,7 @@ async def test_the_line_is_first_come_first_served(cluster: StartCluster) -> Non
         tasks = []
         for place, name in enumerate("bcde", 1):
             tasks.append(asyncio.create_task(wait(name)))
-            await c.until_fleet(lambda fleet, place=place: fleet["waiting"] == place)  # type: ignore[misc]
+            await c.until_fleet(lambda fleet, place=place: fleet["waiting"] == place)
         await c.delete("/v1/conversations/a")
         await asyncio.gather(*tasks)
         assert served == list("bcde")

@@ -83,7 +83,9 @@ async def test_bodies_that_cannot_be_read_are_refused_by_name(cluster: StartClus
         ({"model": "mock", "prompt": []}, "invalid_value", "prompt"),
     ],
 )
-async def test_completions_need_a_prompt(cluster: StartCluster, body: dict[str, Any], code: str, param: str) -> None:
+async def test_completions_need_a_prompt(
+    cluster: StartCluster, body: dict[str, Any], code: str, param: str
+) -> None:
     async with cluster() as c:
         answer = await c.post(body, path=COMPLETIONS)
         assert (answer.status, answer.code, answer.json["error"]["param"]) == (400, code, param)
@@ -94,9 +96,9 @@ async def test_a_body_above_the_limit_is_refused_and_one_at_the_limit_is_not(clu
     limit = 100_000
     async with cluster(max_body_bytes=limit) as c:
         frame = len(json.dumps(chat_body("")))
-        for size, status in ((limit, 200), (limit + 1, 413)):
-            answer = await c.post(chat_body("x" * (size - frame)))
-            assert answer.status == status, (size, answer.body[:200])
+        assert (await c.post(chat_body("x" * (limit - frame)))).status == 200
+        answer = await c.post(chat_body("x" * (limit + 1 - frame)))
+        assert answer.status == 413
         assert answer.code == "payload_too_large"
         assert str(limit) in answer.json["error"]["message"], "the message names the limit"
 

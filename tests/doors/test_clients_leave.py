@@ -6,8 +6,8 @@ import asyncio
 import json
 
 import pytest
-from conserve_workers.mock import Fault
 
+from conserve_workers.mock import Fault
 from tests.support.cluster import CHAT, Cluster, chat_body
 from tests.support.raw import RawClient, connect, request
 
@@ -46,7 +46,9 @@ async def test_during_prefill(cluster: StartCluster, stream: bool, gently: bool)
         await leaves(raw, gently)
         await gone_within(c, prefill, ABORT_S)
         await c.nothing_booked()
-        assert (await c.chat(LONG, conversation="a")).turn == 1, "a first turn that failed leaves no conversation"
+        assert (await c.chat(LONG, conversation="a")).turn == 1, (
+            "a first turn that failed leaves no conversation"
+        )
 
 
 @pytest.mark.parametrize("gently", [True, False], ids=["closes", "resets"])

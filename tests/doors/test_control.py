@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from conserve_workers.mock import Fault
-
 from tests.support.cluster import chat_body
 
 from .conftest import StartCluster
@@ -21,7 +20,7 @@ async def test_the_smallest_length_told_for_a_model_is_the_one_kept(cluster: Sta
     async with cluster() as c:
         c.decoders[1].max_model_len = 2048
         await c.decoders[1].restart()
-        await c.until_fleet(lambda fleet: len(fleet["workers"]) == 3)
+        await c.until_fleet(lambda fleet: [row["id"] for row in fleet["workers"]] == [0, 1, 3])
         assert (await c.get("/v1/models")).json["data"][0]["max_model_len"] == 2048
 
 

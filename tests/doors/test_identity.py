@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from conserve_workers.mock import Fault
-
 from tests.support.cluster import chat_body
 
 from .conftest import StartCluster
@@ -100,7 +99,9 @@ async def test_an_id_may_hold_slashes_and_letters_of_every_script(cluster: Start
 async def test_requests_of_one_conversation_at_once_share_the_pin(cluster: StartCluster) -> None:
     async with cluster() as c:
         c.prefillers[0].arm(Fault(leg="prefill", latency_s=0.1))
-        answers = await asyncio.gather(*(c.chat(LONG, conversation="fan-out", stream=True) for _ in range(12)))
+        answers = await asyncio.gather(
+            *(c.chat(LONG, conversation="fan-out", stream=True) for _ in range(12))
+        )
         assert [answer.status for answer in answers] == [200] * 12
         assert len({answer.decoder for answer in answers}) == 1
         assert len(c.prefillers[0].legs("prefill")) == 1, "only the first places; the others wait for it"

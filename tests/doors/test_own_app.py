@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 import uvicorn
-from conserve_workers.mock import MockWorker
 from fastapi import Depends, FastAPI, Header, HTTPException
 
 from conserve import Decoder, Prefiller, Router
 from conserve.proxy import openai_routes
 from conserve.settings import Settings
+from conserve_workers.mock import MockWorker
 from tests.support.cluster import chat_body
 
 
@@ -29,7 +29,7 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve())
     async with asyncio.timeout(10):
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from conserve_workers.mock import Fault, MockWorker
 
+from conserve_workers.mock import Fault, MockWorker
 from tests.support.cluster import CHAT, chat_body
 from tests.support.raw import connect, request
 
@@ -24,7 +24,17 @@ MIB = 1024 * 1024
 @contextlib.asynccontextmanager
 async def serving(tmp_path: Path, *options: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
     ready = tmp_path / "ready.json"
-    command = [sys.executable, "-m", "conserve.cli", "serve", "--port", "0", "--ready-file", str(ready), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "conserve.cli",
+        "serve",
+        "--port",
+        "0",
+        "--ready-file",
+        str(ready),
+        *options,
+    ]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -59,7 +69,7 @@ async def test_a_slow_reader_of_a_large_stream_costs_little_memory(tmp_path: Pat
                 async with http.post(f"{url}{CHAT}", json=chat_body("warm up", stream=True)) as answer:
                     await answer.read()
             before = resident_bytes(process.pid)
-            mock.arm(Fault(tokens=16_384, token_bytes=16_384, times=1))
+            mock.arm(Fault(leg="decode", tokens=16_384, token_bytes=16_384, times=1))
             peak, total = before, 0
             async with connect(url, receive_buffer_bytes=128 * 1024) as raw:
                 await raw.send(request(CHAT, json.dumps(chat_body("hi", stream=True)).encode()))
@@ -72,7 +82,9 @@ async def test_a_slow_reader_of_a_large_stream_costs_little_memory(tmp_path: Pat
                     if piece.endswith(b"0\r\n\r\n"):
                         break
             assert total > 256 * MIB
-            assert peak - before <= 16 * MIB, f"{(peak - before) / MIB:.1f} MiB more for {total / MIB:.0f} MiB"
+            assert peak - before <= 16 * MIB, (
+                f"{(peak - before) / MIB:.1f} MiB more for {total / MIB:.0f} MiB"
+            )
 
 
 async def test_sigterm_lets_a_stream_finish_then_ends_with_success(tmp_path: Path) -> None:
@@ -88,7 +100,16 @@ async def test_sigterm_lets_a_stream_finish_then_ends_with_success(tmp_path: Pat
 
 
 async def test_a_setting_out_of_range_is_named_and_ends_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "conserve.cli", "serve", "--both", "http://w0:1", "--low-watermark", "1.5"]
+    command = [
+        sys.executable,
+        "-m",
+        "conserve.cli",
+        "serve",
+        "--both",
+        "http://w0:1",
+        "--low-watermark",
+        "1.5",
+    ]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, said = await process.communicate()
     assert process.returncode == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from conserve_workers.mock import Fault
-
 from tests.support.cluster import chat_body
 
 from .conftest import StartCluster

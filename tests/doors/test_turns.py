@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from conserve_workers.mock import Fault
 
+from conserve_workers.mock import Fault
 from tests.support.cluster import CHAT, COMPLETIONS, Answer, chat_body
 
 from .conftest import StartCluster
@@ -14,7 +14,9 @@ from .conftest import StartCluster
 LONG = "please read this file: " + "line of code; " * 60
 
 
-async def test_first_turn_is_prefilled_once_and_later_turns_stay_on_its_decoder(cluster: StartCluster) -> None:
+async def test_first_turn_is_prefilled_once_and_later_turns_stay_on_its_decoder(
+    cluster: StartCluster,
+) -> None:
     async with cluster() as c:
         history = [LONG]
         decoders = set()
@@ -38,9 +40,10 @@ async def test_the_prefill_leg_asks_for_one_token_and_the_decode_leg_for_what_th
     async with cluster() as c:
         body = chat_body(LONG, stream=True, max_tokens=7, min_tokens=3, temperature=0.25)
         assert (await c.post(body | {"stream_options": {"include_usage": True}})).status == 200
-        (prefill,), (decode,) = c.prefillers[0].legs("prefill"), [
-            leg for mock in c.decoders for leg in mock.legs("decode")
-        ]
+        (prefill,), (decode,) = (
+            c.prefillers[0].legs("prefill"),
+            [leg for mock in c.decoders for leg in mock.legs("decode")],
+        )
         assert prefill.json["max_tokens"] == 1
         assert prefill.json.get("stream") in (None, False)
         assert not {"stream_options", "min_tokens"} & set(prefill.json)
@@ -92,7 +95,10 @@ async def test_what_is_spliced_in_leaves_every_other_byte_alone(cluster: StartCl
         rest = decode.replace(params, b"", 1)
         assert rest.replace(b",", b"").replace(b" ", b"") == ODD.replace(b",", b"").replace(b" ", b"")
         prefill = c.prefillers[0].legs("prefill")[0].body
-        for piece in (b'"x_unknown" : {"b":[1,2.50,1e2,-0,9007199254740993],"a":"\\u00e9\\/"}', b'"temperature":0.70'):
+        for piece in (
+            b'"x_unknown" : {"b":[1,2.50,1e2,-0,9007199254740993],"a":"\\u00e9\\/"}',
+            b'"temperature":0.70',
+        ):
             assert piece in prefill
             assert piece in decode
 
@@ -127,14 +133,18 @@ def without_ids(stream: bytes) -> list[object]:
 
 @pytest.mark.parametrize("split", [None, 1, 7, 61])
 @pytest.mark.parametrize("asked", [False, True])
-async def test_usage_is_hidden_unless_the_client_asked(cluster: StartCluster, asked: bool, split: int | None) -> None:
+async def test_usage_is_hidden_unless_the_client_asked(
+    cluster: StartCluster, asked: bool, split: int | None
+) -> None:
     async with cluster(prefillers=0, decoders=1) as c:
         body = chat_body("hi", stream=True, max_tokens=6)
         if asked:
             body["stream_options"] = {"include_usage": True}
         c.decoders[0].arm(Fault(split=split))
         answer = await c.post(body)
-        assert c.decoders[0].requests[0].json["stream_options"]["include_usage"] is True, "the router wants it"
+        assert c.decoders[0].requests[0].json["stream_options"]["include_usage"] is True, (
+            "the router wants it"
+        )
         expected = await direct(c, c.decoders[0].url, body)
         found, wanted = without_ids(answer.body), without_ids(expected)
         for events in (found, wanted):
@@ -218,7 +228,9 @@ async def test_a_worker_key_is_sent_instead_of_the_clients(cluster: StartCluster
 
 
 async def test_large_bodies_pass(cluster: StartCluster) -> None:
-    async with cluster(prefillers=1, decoders=1, worker={"kv_blocks": 100_000, "max_model_len": 1_000_000}) as c:
+    async with cluster(
+        prefillers=1, decoders=1, worker={"kv_blocks": 100_000, "max_model_len": 1_000_000}
+    ) as c:
         answer = await c.chat("x" * 2_000_000, conversation="big", max_tokens=2)
         assert answer.status == 200, answer.body
         assert len(c.decoders[0].requests[0].json["messages"][0]["content"]) == 2_000_000

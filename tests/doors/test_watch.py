@@ -34,7 +34,9 @@ async def test_a_request_waits_for_the_first_worker(cluster: StartCluster) -> No
         assert (await waiting).status == 200
 
 
-async def test_a_worker_that_refuses_connections_is_lost_and_comes_back_as_a_new_one(cluster: StartCluster) -> None:
+async def test_a_worker_that_refuses_connections_is_lost_and_comes_back_as_a_new_one(
+    cluster: StartCluster,
+) -> None:
     async with cluster() as c:
         before = ids(await c.fleet())
         await c.decoders[1].stop()
@@ -91,15 +93,20 @@ async def test_blocks_of_another_size_are_warned_of_once(
         assert "block_size=32" in said[0]
 
 
-async def test_secrets_and_prompts_are_not_logged(cluster: StartCluster, caplog: pytest.LogCaptureFixture) -> None:
+async def test_secrets_and_prompts_are_not_logged(
+    cluster: StartCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     from conserve_workers.mock import Fault
-
     from tests.support.cluster import chat_body
 
     caplog.set_level(logging.DEBUG, logger="conserve")
     async with cluster(decoders=1, worker_key="sk-worker-secret", control_key="sk-control-secret") as c:
         body = chat_body("a private prompt", stream=True)
-        for fault in (Fault(), Fault(leg="decode", reset_at=0, times=1), Fault(leg="decode", reset_at=400, times=1)):
+        for fault in (
+            Fault(),
+            Fault(leg="decode", reset_at=0, times=1),
+            Fault(leg="decode", reset_at=400, times=1),
+        ):
             c.decoders[0].arm(fault) if fault != Fault() else None
             await c.post(body, key="sk-client-secret", conversation="a")
         await c.decoders[0].stop()

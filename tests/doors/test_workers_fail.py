@@ -6,8 +6,8 @@ import asyncio
 import time
 
 import pytest
-from conserve_workers.mock import Fault
 
+from conserve_workers.mock import Fault
 from tests.support.cluster import chat_body
 
 from .conftest import StartCluster
@@ -41,7 +41,9 @@ async def test_a_prefiller_that_fails_is_replaced_by_the_next(cluster: StartClus
     ],
     ids=["500", "garbage", "wrong shape", "no params", "reset", "cut", "hangs", "hangs in the body"],
 )
-async def test_without_a_working_prefiller_the_decoder_prefills_itself(cluster: StartCluster, fault: Fault) -> None:
+async def test_without_a_working_prefiller_the_decoder_prefills_itself(
+    cluster: StartCluster, fault: Fault
+) -> None:
     async with cluster(prefillers=1, decoders=1, prefill_timeout_s=0.2) as c:
         c.prefillers[0].arm(fault)
         answer = await c.chat(LONG, conversation="a", max_tokens=4)
@@ -53,7 +55,9 @@ async def test_without_a_working_prefiller_the_decoder_prefills_itself(cluster: 
         await c.settled()
 
 
-async def test_a_decoder_that_refuses_connections_is_lost_and_the_turn_goes_elsewhere(cluster: StartCluster) -> None:
+async def test_a_decoder_that_refuses_connections_is_lost_and_the_turn_goes_elsewhere(
+    cluster: StartCluster,
+) -> None:
     async with cluster(probe_interval_s=60.0) as c:
         first = await c.chat(LONG, conversation="a")
         pinned = c.decoder(first.decoder)
@@ -61,7 +65,9 @@ async def test_a_decoder_that_refuses_connections_is_lost_and_the_turn_goes_else
         second = await c.chat(LONG, first.text, "go on", conversation="a", max_tokens=4)
         assert second.status == 200, second.body
         assert second.decoder != first.decoder
-        assert len(c.prefillers[0].legs("prefill")) == 2, "the whole history is prefilled anew and handed over"
+        assert len(c.prefillers[0].legs("prefill")) == 2, (
+            "the whole history is prefilled anew and handed over"
+        )
         assert second.text == (await _alone(LONG, first.text, "go on", max_tokens=4))
         assert first.decoder not in [row["name"] for row in (await c.settled())["workers"]]
 
@@ -69,11 +75,15 @@ async def test_a_decoder_that_refuses_connections_is_lost_and_the_turn_goes_else
 async def _alone(*contents: str, **fields: object) -> str:
     """The text that one engine without a router gives."""
     import aiohttp
+
     from conserve_workers.mock import MockWorker
 
-    async with MockWorker() as mock, aiohttp.ClientSession() as http:
-        async with http.post(f"{mock.url}/v1/chat/completions", json=chat_body(*contents, **fields)) as response:
-            return str((await response.json())["choices"][0]["message"]["content"])
+    async with (
+        MockWorker() as mock,
+        aiohttp.ClientSession() as http,
+        http.post(f"{mock.url}/v1/chat/completions", json=chat_body(*contents, **fields)) as response,
+    ):
+        return str((await response.json())["choices"][0]["message"]["content"])
 
 
 async def test_no_decoder_at_all_is_503(cluster: StartCluster) -> None:
@@ -130,7 +140,9 @@ async def test_a_busy_decoders_answer_reaches_the_client_with_retry_after(
     cluster: StartCluster, status: int, stream: bool
 ) -> None:
     async with cluster(prefillers=0, decoders=1) as c:
-        c.decoders[0].arm(Fault(status=status, headers={"retry-after": "7"}, body='{"error":{"message":"full"}}'))
+        c.decoders[0].arm(
+            Fault(status=status, headers={"retry-after": "7"}, body='{"error":{"message":"full"}}')
+        )
         answer = await c.post(chat_body("hi", stream=stream))
         assert (answer.status, answer.headers["retry-after"]) == (status, "7")
         assert answer.json == {"error": {"message": "full"}}

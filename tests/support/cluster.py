@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import aiohttp
+
 from conserve_workers.mock import MockWorker
 
 CHAT = "/v1/chat/completions"
@@ -75,11 +76,12 @@ class Answer:
         if not self.headers["content-type"].startswith("text/event-stream"):
             choice = self.json["choices"][0]
             return str(choice["message"]["content"] if "message" in choice else choice["text"])
-        pieces = []
-        for event in self.events:
-            for choice in event.get("choices", []) if isinstance(event, dict) else []:
-                pieces.append(choice["delta"].get("content") or "" if "delta" in choice else choice["text"])
-        return "".join(pieces)
+        events = [event for event in self.events if isinstance(event, dict)]
+        choices = [choice for event in events for choice in event.get("choices", [])]
+        return "".join(
+            (choice["delta"].get("content") or "") if "delta" in choice else choice["text"]
+            for choice in choices
+        )
 
     @property
     def decoder(self) -> str:
@@ -93,7 +95,9 @@ class Answer:
 def chat_body(*contents: str, **fields: Any) -> dict[str, Any]:
     """A chat request: user and assistant in turn, beginning with the user."""
     roles = ("user", "assistant")
-    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(contents or ("hello",))]
+    messages = [
+        {"role": roles[place % 2], "content": text} for place, text in enumerate(contents or ("hello",))
+    ]
     return {"model": "mock", "messages": messages, **fields}
 
 
@@ -171,7 +175,7 @@ class Cluster:
     async def settled(self) -> dict[str, Any]:
         """Wait until no request is under way, then the fleet, whose books must balance."""
         async with asyncio.timeout(WAIT_S):
-            while (fleet := await self.fleet())["in_flight"] or fleet["waiting"]:
+            while (fleet := await self.fleet())["in_flight"] or fleet["waiting"]:  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.01)
         assert fleet["check"] == "ok", fleet
         return fleet
@@ -185,7 +189,7 @@ class Cluster:
     async def until_fleet(self, holds: Any) -> dict[str, Any]:
         """Wait until `holds(fleet)`; the fleet then."""
         async with asyncio.timeout(WAIT_S):
-            while not holds(fleet := await self.fleet()):
+            while not holds(fleet := await self.fleet()):  # noqa: ASYNC110 - asked over HTTP
                 await asyncio.sleep(0.01)
         return fleet
 
@@ -207,7 +211,7 @@ async def run_cluster(
         ds = [MockWorker(role="decoder", **options) for _ in range(decoders)]
         for mock in (*ps, *ds):
             await stack.enter_async_context(mock)
-        for mock in ds[: keep_down]:
+        for mock in ds[:keep_down]:
             await mock.stop()
         chosen: dict[str, Any] = {
             "prefillers": [f"{mock.url},name=p{place}" for place, mock in enumerate(ps)],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 
@@ -24,7 +25,7 @@ _WORKERS: Final = {"prefillers": "--prefiller", "decoders": "--decoder", "both":
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
-def _run(*, log_level: str, ready_file: Path | None, **given: Any) -> None:
+def _run(*, log_level: str, ready_file: Path | None, **given: object) -> None:
     """Serve the OpenAI API in front of a fleet of workers.
 
     A worker is URL[,key=value...] with the keys name, tier, kv_blocks, block_size, max_model_len and
@@ -69,34 +70,42 @@ def _options() -> dict[str, Any]:
         elif bool in kinds:
             shown = f"{text} [default: {'yes' if field.default else 'no'}]"
             flag = name.replace("_", "-")
-            made[name] = Annotated[bool | None, typer.Option(f"--{flag}/--no-{flag}", help=shown, show_default=False)]
+            made[name] = Annotated[
+                bool | None, typer.Option(f"--{flag}/--no-{flag}", help=shown, show_default=False)
+            ]
         else:
             default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
             metavar = "FLOAT" if float in kinds else "INTEGER" if int in kinds else "TEXT"
             option = typer.Option(
-                f"--{name.replace('_', '-')}", help=f"{text} [default: {default}]", metavar=metavar, show_default=False
+                f"--{name.replace('_', '-')}",
+                help=f"{text} [default: {default}]",
+                metavar=metavar,
+                show_default=False,
             )
             made[name] = Annotated[str | None, option]
     return made
 
 
-def _with_options() -> Any:
+def _with_options() -> Callable[..., None]:
     """`_run` with a signature that typer can read."""
     options = _options()
     options["log_level"] = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(_LEVELS)}.")]
     options["ready_file"] = Annotated[
-        Path | None, typer.Option("--ready-file", help="Written when ready: JSON with the URL.", show_default=False)
+        Path | None,
+        typer.Option("--ready-file", help="Written when ready: JSON with the URL.", show_default=False),
     ]
     defaults: dict[str, object] = {"log_level": "info"}
 
-    def serve(**values: Any) -> None:
-        _run(**values)
+    def serve(log_level: str, ready_file: Path | None, **values: object) -> None:
+        _run(log_level=log_level, ready_file=ready_file, **values)
 
     serve.__doc__ = _run.__doc__
     serve.__annotations__ = {**options, "return": None}
     serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind
+            )
             for name, kind in options.items()
         ]
     )

@@ -36,7 +36,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for it"
+    if not isinstance(error, HTTPException):
+        raise error
     where = f"{request.method} {request.url.path[:200]}"
     headers = dict(error.headers or {})
     if error.status_code == 404:
@@ -49,7 +50,8 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
 
 
 async def _bad_query(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError), "registered for it"
+    if not isinstance(error, RequestValidationError):
+        raise error
     first = error.errors()[0]
     text = f"{request.method} {request.url.path[:200]}: {first['loc'][-1]}: {first['msg']}"
     return errors.refusal(text, code="invalid_value", status=400, param=str(first["loc"][-1]))

@@ -33,7 +33,9 @@ class Refused(Exception):  # noqa: N818
 
 
 def _too_large(limit: int) -> Refused:
-    message = f"the request body is larger than {limit} bytes; send less, or raise max_body_bytes on the router"
+    message = (
+        f"the request body is larger than {limit} bytes; send less, or raise max_body_bytes on the router"
+    )
     return Refused(413, body_of(message, code="payload_too_large", status=413))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -20,6 +20,30 @@ if TYPE_CHECKING:
 __all__ = ["control_routes"]
 
 _Json: TypeAlias = dict[str, Any]
+
+# What the fleet tells of each worker, as the router's snapshot names it.
+_COLUMNS: Final = (
+    "id",
+    "name",
+    "url",
+    "role",
+    "tier",
+    "health",
+    "draining",
+    "kv_blocks",
+    "block_size",
+    "max_model_len",
+    "booked_blocks",
+    "reserved_blocks",
+    "conversations",
+    "running",
+    "queued_tokens",
+    "tokens_per_s",
+    "kv_usage",
+    "reported_running",
+    "reported_waiting",
+    "report_age_s",
+)
 
 
 def control_routes(routes: APIRouter, door: Door) -> None:
@@ -38,14 +62,18 @@ def control_routes(routes: APIRouter, door: Door) -> None:
         why_not = door.ready()
         if why_not is None:
             return JSONResponse({"status": "ready"})
-        return errors.refusal(why_not, code="draining" if door.draining else "no_workers", status=503, retry_after_s=1)
+        return errors.refusal(
+            why_not, code="draining" if door.draining else "no_workers", status=503, retry_after_s=1
+        )
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
         if (refusal := _locked(door, request)) is not None:
             return refusal
         own = door.metrics.exposition(in_flight=len(door.drives), draining=door.draining)
-        return PlainTextResponse(door.router.metrics() + own, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(
+            door.router.metrics() + own, media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     @routes.get("/v1/fleet")
     async def fleet(request: Request, check: Annotated[bool, Query()] = False) -> Response:
@@ -63,7 +91,11 @@ def control_routes(routes: APIRouter, door: Door) -> None:
             view = door.dispatcher.conversation(conversation, request.scope["headers"])
         except ConserveError as error:
             return errors.of(error)
-        return _unknown(conversation) if view is None else JSONResponse(_conversation(conversation, view))
+        return (
+            _unknown(conversation)
+            if view is None
+            else JSONResponse(_conversation(conversation, view, door.router.now_s))
+        )
 
     @routes.delete("/v1/conversations/{conversation:path}")
     async def close_conversation(request: Request, conversation: str) -> Response:
@@ -82,37 +114,23 @@ def _locked(door: Door, request: Request) -> Response | None:
     if key is None:
         return None
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.get_secret_value().encode()):
+    if scheme.lower() == "bearer" and hmac.compare_digest(
+        given.strip().encode(), key.get_secret_value().encode()
+    ):
         return None
     text = "this route asks for the router's control key; send it as Authorization: Bearer"
-    return errors.refusal(
-        text, code="invalid_api_key", status=401, headers={"www-authenticate": "Bearer"}
-    )
+    return errors.refusal(text, code="invalid_api_key", status=401, headers={"www-authenticate": "Bearer"})
 
 
 def _fleet(door: Door) -> _Json:
     snapshot = door.router.snapshot()
     watched = {each.id: each for each in door.watch.workers if each.id is not None}
+    live = [row for row in snapshot.workers if row.health != "lost"]
     workers = []
-    for row in snapshot.workers:
+    for row in live:
         each = watched.get(row.id)
-        workers.append(
-            {
-                "id": row.id,
-                "name": row.name,
-                "url": row.url,
-                "role": row.role,
-                "tier": row.tier,
-                "health": row.health,
-                "draining": row.draining,
-                "kv_blocks": row.kv_blocks,
-                "booked_blocks": row.booked_blocks,
-                "queued_tokens": row.queued_tokens,
-                "tokens_per_s": row.tokens_per_s,
-                "report_age_s": None if each is None else door.watch.age_s(each),
-                "models": [] if each is None else [card["id"] for card in each.models],
-            }
-        )
+        told = {key: getattr(row, key) for key in _COLUMNS}
+        workers.append(told | {"models": [] if each is None else [card["id"] for card in each.models]})
     away = [
         {"name": each.at.name, "url": each.at.url, "role": each.role, "error": each.last_error}
         for each in door.watch.workers
@@ -121,9 +139,10 @@ def _fleet(door: Door) -> _Json:
     return {
         "workers": workers,
         "away": away,
-        "booked_blocks": sum(row.booked_blocks for row in snapshot.workers),
+        "booked_blocks": sum(row.booked_blocks for row in live),
         "conversations": snapshot.conversations,
         "waiting": snapshot.waiting,
+        "waiting_tail": snapshot.waiting_tail,
         "in_flight": len(door.drives),
         "draining": door.draining,
         "counters": snapshot.counters,
@@ -138,7 +157,7 @@ def _check(door: Door) -> str:
     return "ok"
 
 
-def _conversation(name: str, view: ConversationView) -> _Json:
+def _conversation(name: str, view: ConversationView, now_s: float) -> _Json:
     return {
         "id": name,
         "object": "conversation",
@@ -149,12 +168,14 @@ def _conversation(name: str, view: ConversationView) -> _Json:
         "turn": view.turn,
         "in_flight": view.in_flight,
         "blocks": view.blocks,
-        "idle_s": None,
+        "idle_s": max(0.0, now_s - view.last_used_s),
         "ttfet_s": view.ttfet_s,
     }
 
 
 def _unknown(conversation: str) -> Response:
     shown = conversation if len(conversation) <= 64 else f"{conversation[:64]}..."
-    text = f"no conversation {shown!r} under this credential: it never was, was closed, or was idle for too long"
+    text = (
+        f"no conversation {shown!r} under this credential: it never was, was closed, or was idle for too long"
+    )
     return errors.refusal(text, code="conversation_not_found", status=404, param="id")

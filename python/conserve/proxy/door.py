@@ -107,7 +107,11 @@ class Door:
     async def drain(self) -> None:
         """Refuse new turns, let those under way finish within `shutdown_timeout_s`, then end them with an error."""
         self.draining = True
-        logger.info("draining: %d requests under way, %g s for them", len(self.drives), self.settings.shutdown_timeout_s)
+        logger.info(
+            "draining: %d requests under way, %g s for them",
+            len(self.drives),
+            self.settings.shutdown_timeout_s,
+        )
         if not await self.finished(timeout_s=self.settings.shutdown_timeout_s):
             logger.warning("ending %d requests that did not finish in time", len(self.drives))
             for drive in list(self.drives):
@@ -118,7 +122,11 @@ class Door:
         """None while turns can be served, else why not."""
         if self.draining:
             return "the router is shutting down"
-        decoders = [worker for worker in self.router.snapshot().workers if worker.role != "prefiller"]
+        decoders = [
+            worker
+            for worker in self.router.snapshot().workers
+            if worker.role != "prefiller" and worker.health != "lost"
+        ]
         if not decoders:
             return "no decoder has joined"
         if all(worker.draining or worker.health != "ready" for worker in decoders):

@@ -38,7 +38,19 @@ _SHUTDOWN_BODY: Final = body_of("the router is shutting down; try again", code="
 class Drive:
     """One request on its way. Made and run on the event loop, once."""
 
-    __slots__ = ("_dispatch", "_door", "_during", "_loop", "_receive", "_route", "_send", "_status", "_stop", "_task", "_watchdog")
+    __slots__ = (
+        "_dispatch",
+        "_door",
+        "_during",
+        "_loop",
+        "_receive",
+        "_route",
+        "_send",
+        "_status",
+        "_stop",
+        "_task",
+        "_watchdog",
+    )
 
     def __init__(self, door: Door, dispatch: Dispatch, route: str, receive: Receive, send: Send) -> None:
         self._door = door
@@ -59,21 +71,24 @@ class Drive:
 
     async def run(self) -> None:
         """Serve the request to its end."""
-        self._task = asyncio.current_task()
-        assert self._task is not None, "a drive runs in a task"
+        self._task = task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a drive runs in a task")
         self._door.entered(self)
         listener = self._loop.create_task(self._listen())
         try:
             await self._steps()
         except asyncio.CancelledError:
-            if self._stop is None or self._task.uncancel() > 0:
+            if self._stop is None or task.uncancel() > 0:
                 self._dispatch.client_gone()
                 raise
             await self._stopped(self._stop)
         except Exception:
             logger.exception("%s: the door failed while %s", self._route, self._during)
             self._dispatch.client_gone()
-            await self._break_off(500, body_of("the router failed; see its log", code="internal_error", status=500))
+            await self._break_off(
+                500, body_of("the router failed; see its log", code="internal_error", status=500)
+            )
         finally:
             listener.cancel()
             if self._watchdog is not None:
@@ -111,7 +126,7 @@ class Drive:
             async with asyncio.timeout(upstream.first_byte_timeout_s):
                 response = await self._door.upstreams.post(upstream)
                 body = await read_whole(response, self._door.settings.max_answer_bytes)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - `_failure` raises again what is no failure of a worker
             return self._dispatch.failed(self._failure(error, upstream))
         finally:
             _let_go(response)
@@ -135,12 +150,14 @@ class Drive:
                     return self._dispatch.answered(response.status, headers, body)
                 case _:
                     return action
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - `_failure` raises again what is no failure of a worker
             return self._dispatch.failed(self._failure(error, upstream))
         finally:
             _let_go(response)
 
-    async def _relay(self, upstream: Upstream, response: aiohttp.ClientResponse, relay: Relay) -> _Action | None:
+    async def _relay(
+        self, upstream: Upstream, response: aiohttp.ClientResponse, relay: Relay
+    ) -> _Action | None:
         """Pass the stream on. Only the worker's failures end up in `failed`."""
         send, dispatch, content = self._send, self._dispatch, response.content
         watchdog = self._watchdog = Watchdog(self._loop, self._interrupt_for_time)
@@ -200,7 +217,9 @@ class Drive:
         self._status = 499
         self._door.metrics.client_gone[self._during] += 1
         if why == "stalled":
-            logger.warning("%s: the client took nothing for too long while %s; let go", self._route, self._during)
+            logger.warning(
+                "%s: the client took nothing for too long while %s; let go", self._route, self._during
+            )
         else:
             logger.info("%s: the client left while %s", self._route, self._during)
 
@@ -209,7 +228,9 @@ class Drive:
         if self._status:
             await self._finish(b"\n\ndata: " + content + b"\n\n")
         else:
-            await self._reply(status, [(b"content-type", b"application/json"), (b"retry-after", b"1")], content)
+            await self._reply(
+                status, [(b"content-type", b"application/json"), (b"retry-after", b"1")], content
+            )
 
     async def _head(self, status: int, headers: Headers) -> None:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -233,7 +254,9 @@ class Drive:
 
     def _note(self, kind: Failure, upstream: Upstream, error: Exception | None) -> None:
         self._door.metrics.upstream_failures[kind] += 1
-        logger.warning("%s: %s failed at %s: %s %s", self._route, upstream.phase, upstream.worker, kind, error or "")
+        logger.warning(
+            "%s: %s failed at %s: %s %s", self._route, upstream.phase, upstream.worker_name, kind, error or ""
+        )
 
 
 def _let_go(response: aiohttp.ClientResponse | None) -> None:

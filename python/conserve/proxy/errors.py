@@ -16,7 +16,9 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 def body_of(message: str, *, code: str, status: int, param: str | None = None) -> bytes:
     """The JSON of an error object; its `type` follows from the status."""
-    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    kind = (
+        "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    )
     return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
 
 

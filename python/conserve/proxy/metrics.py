@@ -8,7 +8,10 @@ from typing import Final
 __all__ = ["DoorMetrics"]
 
 _HELP: Final = {
-    "conserve_door_requests_total": ("counter", "Requests answered, by route and status (499: the client left)."),
+    "conserve_door_requests_total": (
+        "counter",
+        "Requests answered, by route and status (499: the client left).",
+    ),
     "conserve_door_client_gone_total": ("counter", "Requests whose client left, by what was under way."),
     "conserve_door_upstream_failures_total": ("counter", "Exchanges with workers that broke, by kind."),
     "conserve_door_relayed_bytes_total": ("counter", "Bytes of streams passed on to clients."),

@@ -40,6 +40,12 @@ class Report:
 
     def describe(self, models: list[dict[str, Any]]) -> str:
         """One line for the log."""
-        capacity = f"{self.kv_blocks} blocks of {self.block_size} tokens" if self.kv_blocks else "no KV capacity told"
-        names = ", ".join(f"{card['id']} ({card.get('max_model_len')} tokens)" for card in models) or "no model"
+        capacity = (
+            f"{self.kv_blocks} blocks of {self.block_size} tokens"
+            if self.kv_blocks
+            else "no KV capacity told"
+        )
+        names = (
+            ", ".join(f"{card['id']} ({card.get('max_model_len')} tokens)" for card in models) or "no model"
+        )
         return f"{capacity}; {names}"

@@ -68,7 +68,7 @@ class Turned(Response):
     def __init__(self, door: Door, request: Request, route: str) -> None:
         self.background = None
         self._door = door
-        self._headers: errors.Headers = request.scope["headers"]
+        self._sent: errors.Headers = request.scope["headers"]
         self._route = route
 
     async def __call__(self, _: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -81,9 +81,9 @@ class Turned(Response):
             return
         try:
             body = await read(
-                receive, self._headers, limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+                receive, self._sent, limit=settings.max_body_bytes, timeout_s=settings.body_timeout_s
             )
-            dispatch = door.dispatcher.open(self._route, self._headers, body)
+            dispatch = door.dispatcher.open(self._route, self._sent, body)
         except Disconnected:
             door.metrics.requests[self._route, 499] += 1
             return

@@ -7,6 +7,7 @@ import json
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -72,7 +73,7 @@ class DoorServer(uvicorn.Server):
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Stop signal: drain; a second one: stop now."""
         if self._draining is not None or not self.started:
             self.should_exit = True
@@ -109,13 +110,14 @@ def serve(settings: Settings, *, ready_file: Path | None = None) -> None:
     """
 
     def ready(url: str) -> None:
-        prefillers, decoders, both = len(settings.prefillers), len(settings.decoders), len(settings.both)
-        fleet = f"{prefillers} prefillers, {decoders} decoders" + (f", {both} both" if both else "")
-        print(f"conserve serves {url}/v1 ({fleet})", flush=True)  # noqa: T201
         if ready_file is not None:
             part = ready_file.with_name(f".{ready_file.name}.part")
             part.write_text(json.dumps({"event": "ready", "url": url, "port": int(url.rpartition(":")[2])}))
             part.replace(ready_file)
+        prefillers, decoders, both = len(settings.prefillers), len(settings.decoders), len(settings.both)
+        fleet = f"{prefillers} prefillers, {decoders} decoders" + (f", {both} both" if both else "")
+        sys.stdout.write(f"conserve serves {url}/v1 ({fleet})\n")
+        sys.stdout.flush()
 
     server = DoorServer(settings, on_ready=ready)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

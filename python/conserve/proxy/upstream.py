@@ -44,7 +44,9 @@ class Upstreams:
         trace: aiohttp.TraceConfig = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_reused)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=30),
+            connector=aiohttp.TCPConnector(
+                limit=0, limit_per_host=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=30
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
             auto_decompress=False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import aiohttp
 
@@ -26,12 +26,23 @@ __all__ = ["Watch", "Watched"]
 logger = logging.getLogger(__name__)
 
 _MODELS_EVERY: Final = 10
+_Lost: TypeAlias = Literal["refused", "silent", "restarted"]
 
 
 class Watched:
     """One worker as the watch knows it."""
 
-    __slots__ = ("at", "failures", "id", "last_error", "models", "probes", "report", "reported_at_s", "role", "warned")
+    __slots__ = (
+        "at",
+        "failures",
+        "id",
+        "last_error",
+        "models",
+        "probes",
+        "report",
+        "role",
+        "warned",
+    )
 
     def __init__(self, role: Role, at: WorkerAt) -> None:
         self.role: Role = role
@@ -42,7 +53,6 @@ class Watched:
         self.last_error: str | None = None
         self.models: list[dict[str, Any]] = []
         self.report = Report()
-        self.reported_at_s: float | None = None
         self.warned: set[str] = set()
 
     @property
@@ -66,9 +76,13 @@ class Watch:
         self.workers = [Watched(role, at) for role, at in settings.workers()]
         known = {watched.at.url: watched for watched in self.workers}
         for row in router.snapshot().workers:
+            if row.health == "lost":
+                continue
             url = row.url.rstrip("/")
             if url not in known:
-                known[url] = Watched(row.role, WorkerAt(url, name=row.name, tier=row.tier, kv_blocks=row.kv_blocks))
+                known[url] = Watched(
+                    row.role, WorkerAt(url, name=row.name, tier=row.tier, kv_blocks=row.kv_blocks)
+                )
                 self.workers.append(known[url])
             known[url].id = row.id
 
@@ -93,16 +107,12 @@ class Watch:
                 continue
             for card in watched.models:
                 known = merged.setdefault(card["id"], dict(card))
-                lengths = [length for each in (known, card) if (length := each.get("max_model_len")) is not None]
+                lengths = [
+                    length for each in (known, card) if (length := each.get("max_model_len")) is not None
+                ]
                 if lengths:
                     known["max_model_len"] = min(lengths)
         return list(merged.values())
-
-    def age_s(self, watched: Watched) -> float | None:
-        """Seconds since the worker's last account of itself; None before any."""
-        if watched.reported_at_s is None:
-            return None
-        return asyncio.get_running_loop().time() - watched.reported_at_s
 
     async def _keep_probing(self, watched: Watched) -> None:
         while True:
@@ -121,10 +131,14 @@ class Watch:
             self._failed(watched, error)
             return
         watched.probes += 1
-        self._answered(watched, metrics)
+        if self._is_another(watched, Report.read(metrics)):
+            await self._probe(watched)
+        else:
+            self._answered(watched, metrics)
 
     async def _get(self, watched: Watched, path: str) -> bytes:
-        assert self._upstreams is not None, "the watch was started"
+        if self._upstreams is None:
+            raise RuntimeError("the watch was not started")
         url = watched.at.url + path
         status, body = await self._upstreams.get(
             url, timeout_s=self._settings.probe_timeout_s, headers=self._headers
@@ -135,7 +149,7 @@ class Watch:
 
     def _failed(self, watched: Watched, error: Exception) -> None:
         watched.failures += 1
-        watched.last_error = str(error) or type(error).__name__
+        watched.last_error = self._said(error)
         if watched.id is None:
             if watched.failures == 1:
                 logger.warning("%s is not there yet: %s", watched.label, watched.last_error)
@@ -144,44 +158,66 @@ class Watch:
             error.os_error, ConnectionRefusedError
         )
         if refused or watched.failures >= self._settings.probe_failures:
-            self._lose(watched, watched.last_error)
+            self._lose(watched, "refused" if refused else "silent", watched.last_error)
         else:
             logger.warning("%s failed probe %d: %s", watched.label, watched.failures, watched.last_error)
             self._router.suspect(watched.id, True)
 
-    def _lose(self, watched: Watched, why: str) -> None:
+    def _said(self, error: Exception) -> str:
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return (error.strerror or str(error.os_error)).lower()
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._settings.probe_timeout_s:g} s"
+        return str(error) or type(error).__name__
+
+    def _lose(self, watched: Watched, reason: _Lost, why: str) -> None:
         if watched.id is not None:
             logger.warning("%s (worker %d) is lost: %s", watched.label, watched.id, why)
-            self._router.lose(watched.id, reason=why)
+            self._router.lose(watched.id, reason=reason)
             watched.id = None
             watched.models = []
             self._tell_models()
 
-    def _answered(self, watched: Watched, metrics: bytes) -> None:
-        report = Report.read(metrics)
-        rows = {row.id: row for row in self._router.snapshot().workers}
-        if watched.id is not None and watched.id not in rows:
+    def _is_another(self, watched: Watched, report: Report) -> bool:
+        """Whether what answers is not the worker that joined: it was restarted, or lost by a turn meanwhile."""
+        if watched.id is None:
+            return False
+        if watched.id not in self._health():
             logger.warning("%s (worker %d) was lost in use and answers again", watched.label, watched.id)
             watched.id = None
-        if watched.id is not None and watched.report.restarted(report):
-            self._lose(watched, "it was restarted")
+            return True
+        if watched.report.restarted(report):
+            self._lose(watched, "restarted", "it was restarted")
+            return True
+        return False
+
+    def _answered(self, watched: Watched, metrics: bytes) -> None:
+        report = Report.read(metrics)
         joined = watched.id is None
         if watched.id is None:
             watched.id = self._router.join(watched.at.worker(watched.role))
-        elif watched.failures or rows[watched.id].health == "suspect":
+        elif watched.failures or self._suspected(watched.id):
             self._router.suspect(watched.id, False)
         watched.failures = 0
         watched.last_error = None
         watched.report = report
-        watched.reported_at_s = asyncio.get_running_loop().time()
         self._router.observe_metrics(watched.id, metrics)
         lengths = [length for card in watched.models if isinstance(length := card.get("max_model_len"), int)]
         if lengths:
             self._router.observe(watched.id, max_model_len=max(lengths))
         if joined:
             self._tell_models()
-            logger.info("%s joined as worker %d: %s", watched.label, watched.id, report.describe(watched.models))
+            logger.info(
+                "%s joined as worker %d: %s", watched.label, watched.id, report.describe(watched.models)
+            )
         self._warn(watched)
+
+    def _suspected(self, worker: int) -> bool:
+        return self._health().get(worker) == "suspect"
+
+    def _health(self) -> dict[int, str]:
+        """The health of each worker that is not lost."""
+        return {row.id: row.health for row in self._router.snapshot().workers if row.health != "lost"}
 
     def _tell_models(self) -> None:
         self._dispatcher.set_models([card["id"] for card in self.models()])
@@ -190,7 +226,11 @@ class Watch:
         """Say once what will make the router's books differ from the worker's."""
         said = watched.report
         expected = watched.at.block_size or self._settings.block_size
-        if said.block_size not in (None, expected) and watched.role != "prefiller" and "block" not in watched.warned:
+        if (
+            said.block_size not in (None, expected)
+            and watched.role != "prefiller"
+            and "block" not in watched.warned
+        ):
             watched.warned.add("block")
             logger.warning(
                 "%s has blocks of %d tokens, the router expected %d: set block_size=%d",
