@@ -58,6 +58,8 @@ pub mod fleet;
 pub mod identity;
 mod occupancy;
 pub mod placement;
+#[cfg(feature = "python")]
+mod python;
 pub mod report;
 pub mod router;
 mod sync;

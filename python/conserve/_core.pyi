@@ -5,7 +5,7 @@ All classes may be used from several threads at once, with and without the GIL.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias, final
 
@@ -425,13 +425,44 @@ class WorkerView:
     def kv_blocks(self) -> int | None:
         """Capacity; None for a prefiller and while it is unknown."""
     @property
-    def booked_blocks(self) -> int: ...
+    def block_size(self) -> int:
+        """Tokens in a block."""
+    @property
+    def max_model_len(self) -> int | None:
+        """Longest prompt plus answer it takes."""
+    @property
+    def booked_blocks(self) -> int:
+        """KV blocks booked: those of conversations pinned to it and those of turns in flight."""
+    @property
+    def reserved_blocks(self) -> int:
+        """Of these, the blocks of turns in flight."""
+    @property
+    def running(self) -> int:
+        """Turns in flight."""
+    @property
+    def conversations(self) -> int:
+        """Conversations pinned to it or on their way."""
     @property
     def queued_tokens(self) -> int:
         """Input tokens given to it as a prefiller and not done yet."""
     @property
-    def tokens_per_s(self) -> float:
-        """Prefill speed observed; 0 before any."""
+    def tokens_per_s(self) -> float | None:
+        """Prefill speed observed; None before any."""
+    @property
+    def kv_usage(self) -> float | None:
+        """What it last said about itself: the share of its KV cache in use, 0 to 1."""
+    @property
+    def reported_running(self) -> int | None:
+        """What it last said about itself: requests that run."""
+    @property
+    def reported_waiting(self) -> int | None:
+        """What it last said about itself: requests that wait."""
+    @property
+    def report_age_s(self) -> float | None:
+        """How old that is."""
+    @property
+    def joined_s(self) -> float:
+        """When it joined."""
 
 @final
 class Snapshot:
@@ -439,12 +470,17 @@ class Snapshot:
 
     @property
     def workers(self) -> list[WorkerView]:
-        """In the order of their ids, lost ones left out."""
+        """The live ones in the order in which they joined, then the latest lost ones."""
     @property
     def conversations(self) -> int: ...
     @property
     def waiting(self) -> int:
-        """Turns in line."""
+        """Turns in line for a decoder."""
+    @property
+    def waiting_tail(self) -> int:
+        """Other turns that wait: for room on their decoder, or for their conversation to be handed over."""
+    @property
+    def policy(self) -> str: ...
     @property
     def counters(self) -> dict[str, int]:
         """Totals since the start, by event."""
@@ -627,14 +663,3 @@ _Action: TypeAlias = Wait | Call | Stream | Relay | Collect | Reply | Finish
 _Failure: TypeAlias = Literal[
     "connect", "reset", "connect_timeout", "first_byte_timeout", "idle_timeout", "too_large", "protocol"
 ]
-
-# ------------------------------------------------------------------------------------------ for conserve._wait
-
-@final
-class Ticket:
-    """A place in line; `conserve._wait` waits on it."""
-
-    def on_ready(self, wake: Callable[[], object], /) -> None: ...
-    def take(self) -> Turn | None: ...
-    def remaining_s(self) -> float | None: ...
-    def leave(self) -> None: ...

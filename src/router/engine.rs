@@ -228,7 +228,10 @@ impl Engine {
                 self.place_again(conversation, state, asking, now)
             }
             (ConversationPhase::Unpinned, _) => self.place_again(conversation, state, asking, now),
-            (ConversationPhase::Placing, Some(id)) if !asking.patient && !asking.waited => {
+            // On a lost decoder the turn that places is about to fail; whoever may wait then places again.
+            (ConversationPhase::Placing, Some(id))
+                if !asking.patient && !asking.waited && !self.fleet.worker(id).is_lost() =>
+            {
                 self.run_at_home(conversation, state, self.fleet.worker(id), asking, now)
             }
             (ConversationPhase::Placing, _) => Attempt::Wait(Queue::Followers, Lack::Room),

@@ -1,0 +1,93 @@
+//! The core's errors as the exceptions of `conserve.errors`. Codes and statuses come from the core (I8).
+
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyDict};
+
+use crate::error::{ConfigError, JoinError, Rejected};
+
+mod raised {
+    use pyo3::import_exception;
+
+    import_exception!(conserve.errors, ConfigError);
+    import_exception!(conserve.errors, Draining);
+    import_exception!(conserve.errors, NoWorkers);
+    import_exception!(conserve.errors, Overloaded);
+    import_exception!(conserve.errors, PromptTooLong);
+    import_exception!(conserve.errors, Rejected);
+}
+
+/// `conversation` is the id that the caller used.
+pub(super) fn rejected(py: Python<'_>, refused: &Rejected, conversation: &str) -> PyErr {
+    let fields = PyDict::new(py);
+    let class = match refused {
+        Rejected::Overloaded { retry_after } | Rejected::TimedOut { retry_after } => {
+            if let Err(error) = fields.set_item("retry_after_s", retry_after.as_secs_f64()) {
+                return error;
+            }
+            py.get_type::<raised::Overloaded>()
+        }
+        Rejected::PromptTooLong { tokens, limit } => {
+            if let Err(error) = fields
+                .set_item("tokens", tokens.0)
+                .and_then(|()| fields.set_item("limit", limit.0))
+            {
+                return error;
+            }
+            py.get_type::<raised::PromptTooLong>()
+        }
+        Rejected::Draining => py.get_type::<raised::Draining>(),
+        Rejected::NoWorkers => py.get_type::<raised::NoWorkers>(),
+        Rejected::Closed => py.get_type::<raised::Rejected>(),
+    };
+    let codes = fields
+        .set_item("code", refused.code())
+        .and_then(|()| fields.set_item("status", refused.status()));
+    let message = format!("conversation {conversation}: {refused}");
+    match codes.and_then(|()| class.call((message,), Some(&fields))) {
+        Ok(error) => PyErr::from_value(error),
+        Err(error) => error,
+    }
+}
+
+/// A `ConfigError` for `key`, as Python spells it.
+pub(super) fn out_of_range(py: Python<'_>, key: &str, value: &str, range: &str) -> PyErr {
+    config(
+        py,
+        &format!("{key} = {value} is out of range: {range}"),
+        key,
+        range,
+    )
+}
+
+/// The core's own check of an option failed. Durations carry their unit in Python.
+pub(super) fn config_error(py: Python<'_>, error: &ConfigError) -> PyErr {
+    let key = match error.key {
+        "queue_timeout" => "queue_timeout_s",
+        "idle_timeout" => "idle_timeout_s",
+        key => key,
+    };
+    out_of_range(py, key, &error.value, error.range)
+}
+
+/// A worker cannot join.
+pub(super) fn join_error(py: Python<'_>, error: &JoinError) -> PyErr {
+    let key = match error {
+        JoinError::InvalidUrl { .. } | JoinError::AlreadyJoined { .. } => "url",
+        JoinError::Capacity { .. } => "kv_blocks",
+        JoinError::IdsExhausted => "",
+    };
+    config(py, &error.to_string(), key, "")
+}
+
+fn config(py: Python<'_>, message: &str, key: &str, accepted: &str) -> PyErr {
+    let made = [("key", key), ("accepted", accepted)]
+        .into_py_dict(py)
+        .and_then(|fields| {
+            py.get_type::<raised::ConfigError>()
+                .call((message,), Some(&fields))
+        });
+    match made {
+        Ok(error) => PyErr::from_value(error),
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,41 @@
+//! The Python module `conserve._core`: one file for each class, conversions only.
+//!
+//! Promises: calls that take microseconds keep the GIL, what may scan a lot lets go of it; Python code never runs while
+//! the core is at work (`wake`); nothing here decides anything.
+
+mod clock;
+mod context;
+mod convert;
+mod errors;
+mod route;
+mod router;
+mod shell;
+mod ticket;
+mod turn;
+mod views;
+mod wake;
+mod workers;
+
+use pyo3::prelude::*;
+
+#[pymodule(name = "_core", gil_used = false)]
+mod core {
+    #[pymodule_export]
+    use super::clock::PyManualClock;
+    #[pymodule_export]
+    use super::context::PyTurnContext;
+    #[pymodule_export]
+    use super::route::PyRoute;
+    #[pymodule_export]
+    use super::router::PyRouter;
+    #[pymodule_export]
+    use super::turn::PyTurn;
+    #[pymodule_export]
+    use super::views::{PyConversationView, PySnapshot, PySwept, PyWorkerView};
+    #[pymodule_export]
+    use super::workers::{PyDecoder, PyPrefiller, PyWorker};
+
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}
