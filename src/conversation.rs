@@ -196,14 +196,15 @@ impl State {
         })
     }
 
-    /// `decoder` has the KV.
-    pub(crate) fn hand_over(self, decoder: WorkerId) -> Result<Self, Refused> {
+    /// `decoder` has the KV of a prompt that fills `blocks`.
+    pub(crate) fn hand_over(self, decoder: WorkerId, blocks: Blocks) -> Result<Self, Refused> {
         let live = self.live()?;
         if self.phase != ConversationPhase::Placing || self.decoder != Some(decoder) {
             return Err(Refused::Moved);
         }
         Ok(Self {
             phase: ConversationPhase::Pinned,
+            blocks: self.blocks.plus(blocks),
             ..live
         })
     }
@@ -368,7 +369,8 @@ mod tests {
     #[test]
     fn a_life_from_first_turn_to_close() {
         let placed = State::born(Some(D0));
-        let pinned = placed.hand_over(D0).expect("placing on d0");
+        let pinned = placed.hand_over(D0, Blocks::new(4)).expect("placing on d0");
+        assert_eq!(pinned.blocks, Blocks::new(4), "the prompt's KV is there");
         let idle = pinned.settle(Blocks::new(5));
         assert_eq!(
             (idle.in_flight, idle.turn, idle.blocks),
@@ -392,10 +394,10 @@ mod tests {
     #[test]
     fn a_handover_to_another_decoder_or_a_second_one_is_refused() {
         let placed = State::born(Some(D0));
-        assert_eq!(placed.hand_over(D1), Err(Refused::Moved));
-        let pinned = placed.hand_over(D0).expect("placing on d0");
+        assert_eq!(placed.hand_over(D1, Blocks::new(4)), Err(Refused::Moved));
+        let pinned = placed.hand_over(D0, Blocks::new(4)).expect("placing on d0");
         assert_eq!(
-            pinned.hand_over(D0),
+            pinned.hand_over(D0, Blocks::new(4)),
             Err(Refused::Moved),
             "one handoff for a placement"
         );

@@ -4,6 +4,7 @@
 //! Leaves to others: folding them (`metrics`, `identity`, a journal, a trace).
 
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::fleet::Role;
@@ -16,6 +17,34 @@ use crate::units::{Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
 pub trait Observer: Send + Sync {
     /// One event happened.
     fn on(&self, event: &Event);
+}
+
+/// Those who hear events: a list that only grows, read without a lock.
+#[derive(Default)]
+pub(crate) struct Observers(OnceLock<Box<(Arc<dyn Observer>, Observers)>>);
+
+impl Observers {
+    pub(crate) fn add(&self, observer: Arc<dyn Observer>) {
+        let mut entry = Box::new((observer, Observers::default()));
+        let mut end = self;
+        while let Err(refused) = end.0.set(entry) {
+            entry = refused;
+            end = &end.0.get().expect("a cell that refuses a value has one").1;
+        }
+    }
+
+    /// Tells everybody; `event` is not even made if nobody listens.
+    pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
+        if let Some((first, rest)) = self.0.get().map(|entry| (&entry.0, &entry.1)) {
+            let event = event();
+            first.on(&event);
+            let mut next = rest;
+            while let Some(entry) = next.0.get() {
+                entry.0.on(&event);
+                next = &entry.1;
+            }
+        }
+    }
 }
 
 /// Why a turn runs where it runs, with the numbers compared (I5).

@@ -56,6 +56,7 @@ pub mod error;
 pub mod event;
 pub mod fleet;
 pub mod identity;
+pub mod metrics;
 mod occupancy;
 pub mod placement;
 #[cfg(feature = "python")]

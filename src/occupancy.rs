@@ -193,6 +193,15 @@ impl Occupancy {
         (kept, kept < held && flags(before) != 0)
     }
 
+    /// A turn's reservation becomes its conversation's while the turn still runs.
+    pub(crate) fn keep(&self, reserved: Blocks) {
+        self.update(|word| {
+            let (booked, all, running) = fields(word);
+            let all = all.saturating_sub(u64::from(reserved.get()));
+            Some(pack(booked, all, running, flags(word)))
+        });
+    }
+
     /// Books `blocks` more without a turn, as far as `capacity` allows.
     pub(crate) fn grow(&self, blocks: Blocks, capacity: Blocks) -> Blocks {
         let asked = u64::from(blocks.get());

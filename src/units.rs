@@ -221,6 +221,23 @@ impl fmt::Display for WorkerId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConversationKey(pub u128);
 
+impl ConversationKey {
+    /// Both halves of the key in one word.
+    #[expect(clippy::cast_possible_truncation, reason = "any 64 bits of a hash do")]
+    pub(crate) const fn folded(self) -> u64 {
+        (self.0 ^ self.0 >> 64) as u64
+    }
+
+    /// One of `stripes` parts of all keys.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a remainder of a usize is one"
+    )]
+    pub(crate) const fn stripe(self, stripes: usize) -> usize {
+        (self.folded() % stripes as u64) as usize
+    }
+}
+
 impl fmt::Display for ConversationKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)

@@ -1,23 +1,23 @@
 //! The decision path: from a request to a grant, a place in the line, or a refusal.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::TurnRequest;
-use super::grant::{Grant, Queued};
+use super::grant::Grant;
 use super::snapshot::Tally;
 use super::ticket::Place;
 use crate::admission::{Line, Queue};
 use crate::config::Config;
 use crate::conversation::{Conversation, ConversationPhase, Refused, State};
 use crate::error::Rejected;
-use crate::event::{Event, Observer, Reason, TurnKind};
+use crate::event::{Event, Observers, Reason, TurnKind};
 use crate::fleet::{Fleet, Worker};
 use crate::occupancy::{Ceiling, Rank, Reservation};
-use crate::placement::{Decision, Observed, Policy, Shortage, TurnView, WorkerView};
+use crate::placement::{Decision, Observed, Policy, TurnView, WorkerView};
 use crate::sync::Counter;
 use crate::table::Table;
-use crate::units::{Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
+use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
 
 /// Everything that turns share.
 pub(crate) struct Engine {
@@ -39,34 +39,6 @@ impl std::fmt::Debug for Engine {
         f.debug_struct("Engine")
             .field("conversations", &conversations)
             .finish_non_exhaustive()
-    }
-}
-
-/// Those who hear events: a list that only grows, read without a lock.
-#[derive(Default)]
-pub(crate) struct Observers(OnceLock<Box<(Arc<dyn Observer>, Observers)>>);
-
-impl Observers {
-    pub(crate) fn add(&self, observer: Arc<dyn Observer>) {
-        let mut entry = Box::new((observer, Observers::default()));
-        let mut end = self;
-        while let Err(refused) = end.0.set(entry) {
-            entry = refused;
-            end = &end.0.get().expect("a cell that refuses a value has one").1;
-        }
-    }
-
-    /// Tells everybody; `event` is not even made if nobody listens.
-    pub(crate) fn tell(&self, event: impl FnOnce() -> Event) {
-        if let Some((first, rest)) = self.0.get().map(|entry| (&entry.0, &entry.1)) {
-            let event = event();
-            first.on(&event);
-            let mut next = rest;
-            while let Some(entry) = next.0.get() {
-                entry.0.on(&event);
-                next = &entry.1;
-            }
-        }
     }
 }
 
@@ -109,7 +81,7 @@ pub(crate) struct Asking {
 }
 
 impl Asking {
-    fn rank(&self) -> Rank {
+    pub(super) fn rank(&self) -> Rank {
         if self.waited {
             Rank::FromLine
         } else {
@@ -117,17 +89,6 @@ impl Asking {
         }
     }
 }
-
-/// A place that is booked but not taken yet.
-pub(crate) struct Booked<'a> {
-    decoder: &'a Worker,
-    prefiller: Option<&'a Worker>,
-    reservation: Reservation<'a>,
-    reason: Reason,
-}
-
-/// Decisions to try while the books move under them.
-const TRIES: usize = 16;
 
 impl Engine {
     pub(crate) fn new(config: Config, policy: Box<dyn Policy>) -> Self {
@@ -219,7 +180,7 @@ impl Engine {
         match (state.phase, state.decoder) {
             (ConversationPhase::Pinned, Some(id)) => {
                 let decoder = self.fleet.worker(id);
-                if self.stays(decoder, state, asking) {
+                if Self::stays(decoder, state, asking) {
                     if self.sticky {
                         return self.run_at_home(conversation, state, decoder, asking, now);
                     }
@@ -246,7 +207,7 @@ impl Engine {
 
     /// Whether a pinned conversation runs its next turn where it is: its decoder lives, and if it
     /// drains, other turns of the conversation still run there.
-    pub(crate) fn stays(&self, decoder: &Worker, state: State, asking: &Asking) -> bool {
+    pub(crate) fn stays(decoder: &Worker, state: State, asking: &Asking) -> bool {
         decoder.keeps_pins() || (!decoder.is_lost() && state.in_flight > u8::from(asking.waited))
     }
 
@@ -260,7 +221,7 @@ impl Engine {
     ) -> Attempt {
         let resident = home.block_size().tokens(state.blocks).min(asking.prompt);
         let turn = TurnView {
-            tie: tie(asking.key),
+            tie: asking.key.folded(),
             prompt: asking.prompt,
             home: Some(home.id),
             resident,
@@ -323,7 +284,7 @@ impl Engine {
             Ok(next) => next,
             Err(refused) => {
                 self.give_back(reservation, asking.waited, now);
-                return self.refused(refused);
+                return Self::refused(refused);
             }
         };
         if !conversation.replace(state, next) {
@@ -356,7 +317,7 @@ impl Engine {
         Attempt::Run(grant)
     }
 
-    fn refused(&self, refused: Refused) -> Attempt {
+    pub(super) fn refused(refused: Refused) -> Attempt {
         match refused {
             Refused::Full => Attempt::Refuse(Rejected::Overloaded {
                 retry_after: Duration::from_secs(1),
@@ -367,223 +328,13 @@ impl Engine {
 
     /// Undoes a reservation that nobody took; who looked meanwhile is served now. A caller that
     /// holds the line serves it itself.
-    fn give_back(&self, reservation: Reservation<'_>, holds_line: bool, now: Timestamp) {
+    pub(super) fn give_back(&self, reservation: Reservation<'_>, holds_line: bool, now: Timestamp) {
         if reservation.cancel() && !holds_line {
             self.serve(now);
         }
     }
 
-    fn attempt_new(&self, asking: &Asking, now: Timestamp) -> Attempt {
-        if self.table.len() >= self.config.max_conversations {
-            let retry_after = self.line.retry_after(self.line.newcomers(), now);
-            return Attempt::Refuse(Rejected::Overloaded { retry_after });
-        }
-        self.place(None, asking, now)
-    }
-
-    /// Places a conversation whose KV is gone.
-    fn place_again(
-        &self,
-        conversation: &Arc<Conversation>,
-        state: State,
-        asking: &Asking,
-        now: Timestamp,
-    ) -> Attempt {
-        let asking = Asking {
-            from: state.decoder.or(asking.from),
-            ..*asking
-        };
-        self.place(Some((conversation, state)), &asking, now)
-    }
-
-    /// Finds a place and takes it.
-    pub(crate) fn place(
-        &self,
-        known: Option<(&Arc<Conversation>, State)>,
-        asking: &Asking,
-        now: Timestamp,
-    ) -> Attempt {
-        let turn = TurnView {
-            tie: tie(asking.key),
-            prompt: asking.prompt,
-            home: None,
-            resident: Tokens(0),
-        };
-        let mut booked = self.book(&turn, asking, now);
-        if self.config.evict_idle
-            && let Err(Decision::Wait(Shortage::Blocks { best, need })) = booked
-        {
-            let decoder = self.fleet.worker(best);
-            let capacity = decoder.capacity().unwrap_or_default();
-            let shared = capacity.share(self.config.low_watermark);
-            let ceiling = Ceiling {
-                shared,
-                alone: capacity,
-            };
-            if self.make_room(
-                decoder,
-                need,
-                ceiling,
-                known.map(|(conversation, _)| conversation),
-                now,
-            ) {
-                booked = self.book(&turn, asking, now);
-            }
-        }
-        match booked {
-            Ok(booked) => self.take(known, booked, asking, now),
-            Err(Decision::TooLong { limit }) => Attempt::Refuse(Rejected::PromptTooLong {
-                tokens: asking.prompt,
-                limit,
-            }),
-            Err(Decision::Wait(Shortage::Decoders)) => {
-                Attempt::Wait(Queue::Newcomers, Lack::Decoders)
-            }
-            Err(Decision::Wait(_) | Decision::Stay | Decision::Place { .. }) => {
-                Attempt::Wait(Queue::Newcomers, Lack::Room)
-            }
-        }
-    }
-
-    /// Books the place that the policy chooses; the decision that stands in the way otherwise.
-    fn book(
-        &self,
-        turn: &TurnView,
-        asking: &Asking,
-        now: Timestamp,
-    ) -> Result<Booked<'_>, Decision> {
-        let mut decision = self.policy.place(turn, &self.observed());
-        for _ in 0..TRIES {
-            let Decision::Place {
-                prefiller,
-                decoder,
-                ceiling,
-                alone,
-                reason,
-            } = decision
-            else {
-                return Err(decision);
-            };
-            // First come, first served: who is in the line was here before.
-            if !asking.waited && turn.home.is_none() && self.line.newcomers() > 0 {
-                return Err(Decision::Wait(Shortage::Prefill));
-            }
-            let decoder = self.fleet.worker(decoder);
-            let prefiller = prefiller.map(|id| self.fleet.worker(id));
-            let need = decoder.block_size().blocks(turn.prompt);
-            let ceiling = Ceiling {
-                shared: ceiling,
-                alone,
-            };
-            // Arriving also for those from the line: a newcomer never takes what growth waits for.
-            if let Some(reservation) = decoder.occupancy.try_reserve(need, ceiling, Rank::Arriving)
-            {
-                let admits =
-                    |worker: &Worker| worker.backlog.try_add(turn.prompt, worker.backlog_limit);
-                if prefiller.is_none_or(admits) {
-                    return Ok(Booked {
-                        decoder,
-                        prefiller,
-                        reservation,
-                        reason,
-                    });
-                }
-                self.give_back(reservation, asking.waited, now);
-            }
-            decision = self.policy.place(turn, &self.observed());
-        }
-        Err(Decision::Wait(Shortage::Prefill))
-    }
-
-    /// Moves the conversation to its booked place and makes the grant.
-    fn take(
-        &self,
-        known: Option<(&Arc<Conversation>, State)>,
-        booked: Booked<'_>,
-        asking: &Asking,
-        now: Timestamp,
-    ) -> Attempt {
-        let Booked {
-            decoder,
-            prefiller,
-            reservation,
-            reason,
-        } = booked;
-        let give_up = |reservation: Reservation<'_>| {
-            let queued = prefiller.is_some_and(|worker| worker.backlog.done(asking.prompt));
-            if (reservation.cancel() | queued) && !asking.waited {
-                self.serve(now);
-            }
-        };
-        let (conversation, turn) = match known {
-            Some((conversation, state)) => {
-                let next = match state.place(decoder.id, asking.waited) {
-                    Ok(next) => next,
-                    Err(refused) => {
-                        give_up(reservation);
-                        return self.refused(refused);
-                    }
-                };
-                if !conversation.replace(state, next) {
-                    give_up(reservation);
-                    return Attempt::Again;
-                }
-                self.left(state, asking.waited, now);
-                (Arc::clone(conversation), next.turn)
-            }
-            None => {
-                let born = State::born(Some(decoder.id));
-                let conversation = Arc::new(Conversation::new(born, now));
-                if !self.table.insert(asking.key, &conversation) {
-                    give_up(reservation);
-                    return Attempt::Again;
-                }
-                self.tally.of(asking.key).opened.add(1);
-                (conversation, born.turn)
-            }
-        };
-        conversation.touch(now);
-        decoder.conversations.add(1);
-        let first = !conversation.was_pinned();
-        let grant = Grant {
-            key: asking.key,
-            conversation,
-            decoder: decoder.id,
-            prefiller: prefiller.map(|worker| worker.id),
-            queued: prefiller.map(|worker| Queued {
-                prefiller: worker.id,
-                tokens: asking.prompt,
-                since: now,
-            }),
-            reserved: reservation.hand_to_turn(),
-            prompt: asking.prompt,
-            turn: u32::from(turn),
-            kind: if first {
-                TurnKind::First
-            } else {
-                TurnKind::Relocated
-            },
-            reason,
-            arrived: asking.arrived,
-            started: now,
-            from: asking.from,
-        };
-        self.line.admitted(now);
-        self.announce(&grant, true, now);
-        Attempt::Run(grant)
-    }
-
-    /// A conversation left the decoder of `old`: what it held there is given back.
-    pub(crate) fn left(&self, old: State, holds_line: bool, now: Timestamp) {
-        let Some(id) = old.decoder else { return };
-        let decoder = self.fleet.worker(id);
-        decoder.conversations.sub(1);
-        if decoder.occupancy.release(old.blocks) && !holds_line {
-            self.serve(now);
-        }
-    }
-
-    fn announce(&self, grant: &Grant, admission: bool, now: Timestamp) {
+    pub(super) fn announce(&self, grant: &Grant, admission: bool, now: Timestamp) {
         let Grant {
             key,
             decoder,
@@ -659,19 +410,4 @@ fn view(worker: &Worker) -> WorkerView {
         tokens_per_s: worker.throughput.get(),
         max_model_len: worker.max_model_len(),
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "half of a hash is a hash")]
-pub(crate) fn tie(key: ConversationKey) -> u64 {
-    (key.0 ^ key.0 >> 64) as u64
-}
-
-/// Blocks freed for a turn that needs them, see `Engine::make_room`.
-pub(crate) fn lacking(decoder: &Worker, need: Blocks, ceiling: Ceiling) -> Blocks {
-    decoder
-        .occupancy
-        .books()
-        .booked
-        .plus(need)
-        .less(ceiling.shared)
 }

@@ -6,6 +6,7 @@
 
 mod engine;
 mod grant;
+mod placing;
 mod settle;
 mod snapshot;
 mod ticket;
@@ -44,6 +45,10 @@ pub struct TurnRequest {
 
 /// A turn that may begin now or later.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one is the hot one; a box costs more"
+)]
 pub enum Begin {
     /// It runs.
     Started(Turn),
@@ -106,8 +111,7 @@ impl Router {
     }
 
     fn anchor(&self, key: ConversationKey) -> &Arc<Anchor> {
-        #[expect(clippy::cast_possible_truncation, reason = "any bits of the key do")]
-        let stripe = (key.0 ^ key.0 >> 64) as usize % ANCHORS;
+        let stripe = key.stripe(ANCHORS);
         &self.anchors[stripe]
     }
 
@@ -143,17 +147,20 @@ impl Router {
 
     /// Ends a conversation and frees its blocks; turns in flight give theirs back when they settle,
     /// turns that wait are refused. `false` if there is no such conversation.
+    #[expect(clippy::must_use_candidate, reason = "called for its effect")]
     pub fn close(&self, key: ConversationKey, now: Timestamp) -> bool {
         self.engine.close(key, now)
     }
 
     /// Gives up the pin of a conversation, so that its next turn is placed afresh. `false` if it
     /// has none.
+    #[expect(clippy::must_use_candidate, reason = "called for its effect")]
     pub fn relocate(&self, key: ConversationKey, now: Timestamp) -> bool {
         self.engine.relocate(key, now)
     }
 
     /// Closes conversations that were idle for longer than the idle timeout.
+    #[expect(clippy::must_use_candidate, reason = "called for its effect")]
     pub fn sweep(&self, now: Timestamp) -> Swept {
         self.engine.sweep(now)
     }

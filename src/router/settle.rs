@@ -60,12 +60,16 @@ impl Engine {
         });
     }
 
-    /// The decoder has the KV: the conversation is pinned, those that waited for it may run.
-    pub(crate) fn hand_over(&self, grant: &Grant, now: Timestamp) {
+    /// The decoder has the KV: the conversation is pinned and holds what was booked for its prompt,
+    /// those that waited for it may run.
+    pub(crate) fn hand_over(&self, grant: &mut Grant, now: Timestamp) {
+        let (decoder, blocks) = (grant.decoder, grant.reserved);
         let moved = grant
             .conversation
-            .update(|state| state.hand_over(grant.decoder));
+            .update(|state| state.hand_over(decoder, blocks));
         if let Ok((_, after)) = moved {
+            self.fleet.worker(decoder).occupancy.keep(blocks);
+            grant.reserved = Blocks::ZERO;
             // This turn is still in flight itself.
             self.pinned(grant, after.in_flight > 1, now);
         }
@@ -90,22 +94,22 @@ impl Engine {
         }
     }
 
-    pub(crate) fn finish(&self, mut grant: Grant, usage: Usage, now: Timestamp) {
+    pub(crate) fn finish(&self, grant: &mut Grant, usage: Usage, now: Timestamp) {
         let prompt = usage.prompt.unwrap_or(grant.prompt);
-        self.dequeue(&mut grant, None, now);
+        self.dequeue(grant, None, now);
         let decoder = self.fleet.worker(grant.decoder);
         let actual = decoder
             .block_size()
             .blocks(prompt + usage.output.unwrap_or_default());
-        let settled = self.leave_blocks(&grant, actual);
+        let settled = self.leave_blocks(grant, actual);
         grant.conversation.touch(now);
         if settled.missing > Blocks::ZERO {
-            self.overcommitted(&grant, settled.missing, now);
+            self.overcommitted(grant, settled.missing, now);
         }
         if settled.before.phase == ConversationPhase::Placing
             && settled.after.phase == ConversationPhase::Pinned
         {
-            self.pinned(&grant, settled.after.in_flight > 0, now);
+            self.pinned(grant, settled.after.in_flight > 0, now);
         }
         let Grant {
             key,
@@ -113,7 +117,7 @@ impl Engine {
             turn,
             kind,
             ..
-        } = grant;
+        } = *grant;
         self.tally.of(key).finished.add(1);
         let (took, blocks) = (now.since(grant.started), settled.after.blocks);
         self.observers.tell(|| Event::TurnFinished {
@@ -181,9 +185,9 @@ impl Engine {
         }
     }
 
-    pub(crate) fn fail(&self, mut grant: Grant, why: FailReason, now: Timestamp) {
+    pub(crate) fn fail(&self, grant: &mut Grant, why: FailReason, now: Timestamp) {
         let computed = grant.prefiller.is_some() && grant.queued.is_none();
-        self.dequeue(&mut grant, None, now);
+        self.dequeue(grant, None, now);
         let decoder = self.fleet.worker(grant.decoder);
         let never_pinned = !grant.conversation.was_pinned();
         let (places, lost) = (grant.places(), why == FailReason::DecoderLost);
@@ -208,7 +212,7 @@ impl Engine {
         let (_, somebody_waits) = decoder.occupancy.settle(grant.reserved, keep, capacity);
         let Grant {
             key, decoder, turn, ..
-        } = grant;
+        } = *grant;
         self.tally.of(key).failed.add(1);
         let took = now.since(grant.started);
         self.observers.tell(|| Event::TurnFailed {

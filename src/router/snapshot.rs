@@ -151,8 +151,7 @@ impl Default for Tally {
 
 impl Tally {
     pub(crate) fn of(&self, key: ConversationKey) -> &Counts {
-        #[expect(clippy::cast_possible_truncation, reason = "any bits of the key do")]
-        let stripe = (key.0 ^ key.0 >> 64) as usize % STRIPES;
+        let stripe = key.stripe(STRIPES);
         &self.0[stripe]
     }
 
@@ -221,9 +220,9 @@ impl Engine {
                 joined: worker.joined,
             };
             if worker.is_lost() {
-                lost.push(row)
+                lost.push(row);
             } else {
-                live.push(row)
+                live.push(row);
             }
         }
         live.extend(lost.split_off(lost.len().saturating_sub(LOST_SHOWN)));

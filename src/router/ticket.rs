@@ -60,6 +60,7 @@ impl Ticket {
 
     /// The turn, the refusal, or `None` while it waits. Past its deadline it is refused. After an
     /// answer was taken: `None`.
+    #[must_use]
     pub fn take(&self, now: Timestamp) -> Option<Result<Turn, Rejected>> {
         let answer = self.place.cell.with(|answer| match answer {
             Answer::Waiting(_) if now < self.place.deadline => None,

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use super::engine::tie;
 use super::{Anchor, FailReason, Grant, Reason, TurnKind, Usage};
 use crate::event::Event;
 use crate::fleet::WorkerRef;
@@ -32,8 +31,8 @@ pub struct Route {
 /// is dropped, as failed (I7).
 pub struct Turn {
     anchor: Arc<Anchor>,
-    /// `None` once settled.
-    grant: Option<Grant>,
+    grant: Grant,
+    settled: bool,
     /// Made when asked for: most turns only settle.
     route: OnceLock<Route>,
     handed_over: bool,
@@ -48,41 +47,36 @@ impl fmt::Debug for Turn {
     }
 }
 
-const HELD: &str = "a turn is settled by value, so a borrowed one is not settled yet";
-
 impl Turn {
     pub(super) fn new(anchor: Arc<Anchor>, grant: Grant) -> Self {
         let (latest, handed_over) = (grant.started, !grant.places());
         Self {
             anchor,
-            grant: Some(grant),
+            grant,
+            settled: false,
             route: OnceLock::new(),
             handed_over,
             latest,
         }
     }
 
-    fn grant(&self) -> &Grant {
-        self.grant.as_ref().expect(HELD)
-    }
-
     /// Its conversation.
     #[must_use]
     pub fn key(&self) -> ConversationKey {
-        self.grant().key
+        self.grant.key
     }
 
     /// Tokens of the prompt, as well as is known by now.
     #[must_use]
     pub fn prompt_tokens(&self) -> Tokens {
-        self.grant().prompt
+        self.grant.prompt
     }
 
     /// Where it runs.
     #[must_use]
     pub fn route(&self) -> &Route {
         self.route.get_or_init(|| {
-            let grant = self.grant();
+            let grant = &self.grant;
             let refer = |id| self.anchor.fleet.worker(id).reference();
             Route {
                 prefiller: grant.prefiller.map(refer),
@@ -99,7 +93,7 @@ impl Turn {
     /// prompt no longer counts as queued.
     pub fn prefilled(&mut self, prompt: Tokens, now: Timestamp) {
         self.latest = now;
-        let grant = self.grant.as_mut().expect(HELD);
+        let grant = &mut self.grant;
         self.anchor.dequeue(grant, Some(prompt), now);
         self.anchor.true_up(grant, prompt, now);
     }
@@ -110,7 +104,7 @@ impl Turn {
         self.latest = now;
         if !self.handed_over {
             self.handed_over = true;
-            self.anchor.hand_over(self.grant.as_ref().expect(HELD), now);
+            self.anchor.hand_over(&mut self.grant, now);
         }
     }
 
@@ -119,10 +113,10 @@ impl Turn {
     pub fn reprefill(&mut self, avoid: &[WorkerId], now: Timestamp) -> Option<WorkerRef> {
         self.latest = now;
         let anchor = Arc::clone(&self.anchor);
-        let grant = self.grant.as_mut().expect(HELD);
+        let grant = &mut self.grant;
         anchor.dequeue(grant, None, now);
         let turn = TurnView {
-            tie: tie(grant.key),
+            tie: grant.key.folded(),
             prompt: grant.prompt,
             home: Some(grant.decoder),
             resident: Tokens(0),
@@ -151,7 +145,7 @@ impl Turn {
     /// The client got its first token.
     pub fn first_token(&mut self, now: Timestamp) {
         self.latest = now;
-        let grant = self.grant();
+        let grant = &self.grant;
         let (key, kind, ttft) = (grant.key, grant.kind, now.since(grant.arrived));
         self.anchor.observers.tell(|| Event::FirstToken {
             at: now,
@@ -165,7 +159,7 @@ impl Turn {
     /// conversation's first such turn gives its TTFET; later ones change nothing.
     pub fn effective(&mut self, at: Timestamp, now: Timestamp) {
         self.latest = now;
-        let grant = self.grant();
+        let grant = &self.grant;
         let ttfet = at.since(grant.conversation.first_seen());
         if grant.conversation.record_ttfet(ttfet) {
             let key = grant.key;
@@ -179,23 +173,23 @@ impl Turn {
 
     /// The turn is complete. What the engine did not count is taken as estimated.
     pub fn finish(mut self, usage: Usage, now: Timestamp) {
-        let grant = self.grant.take().expect(HELD);
-        self.anchor.finish(grant, usage, now);
+        self.settled = true;
+        self.anchor.finish(&mut self.grant, usage, now);
     }
 
     /// The turn did not complete: its growth is given back; a first turn that never reached its
     /// decoder leaves nothing.
     pub fn fail(mut self, why: FailReason, now: Timestamp) {
-        let grant = self.grant.take().expect(HELD);
-        self.anchor.fail(grant, why, now);
+        self.settled = true;
+        self.anchor.fail(&mut self.grant, why, now);
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if let Some(grant) = self.grant.take() {
+        if !self.settled {
             let now = self.latest.max(Timestamp(self.anchor.latest.get()));
-            self.anchor.fail(grant, FailReason::Dropped, now);
+            self.anchor.fail(&mut self.grant, FailReason::Dropped, now);
         }
     }
 }

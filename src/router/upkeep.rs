@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::engine::{Engine, lacking};
+use super::engine::Engine;
 use crate::conversation::{Conversation, ConversationPhase, Refused, State};
 use crate::error::JoinError;
 use crate::event::{CloseReason, Event, LostReason};
@@ -133,7 +133,15 @@ impl Engine {
         spare: Option<&Arc<Conversation>>,
         now: Timestamp,
     ) -> bool {
-        let lack = u64::from(lacking(decoder, need, ceiling).get());
+        let lack = u64::from(
+            decoder
+                .occupancy
+                .books()
+                .booked
+                .plus(need)
+                .less(ceiling.shared)
+                .get(),
+        );
         if need > ceiling.shared || decoder.occupancy.books().growth_waits {
             return false;
         }

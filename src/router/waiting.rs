@@ -18,6 +18,9 @@ use crate::event::{CloseReason, Event};
 use crate::occupancy::GROWTH_WAITS;
 use crate::units::{Blocks, ConversationKey, Timestamp, WorkerId};
 
+/// A conversation that counts a waiter, and the decoder that it was on before.
+type CountedIn = (Arc<Conversation>, Option<WorkerId>);
+
 /// What became of a waiter that was looked at.
 enum Look {
     /// Answered: granted or refused.
@@ -104,7 +107,7 @@ impl Engine {
         queue: Queue,
         asking: &Asking,
         now: Timestamp,
-    ) -> Result<Option<(Arc<Conversation>, Option<WorkerId>)>, Rejected> {
+    ) -> Result<Option<CountedIn>, Rejected> {
         let Some(conversation) = found else {
             let conversation = Arc::new(Conversation::new(State::born(None), now));
             if !self.table.insert(asking.key, &conversation) {
@@ -119,7 +122,7 @@ impl Engine {
             (Queue::Followers, ConversationPhase::Placing, _) => state.wait(),
             (Queue::Newcomers, ConversationPhase::Unpinned, _) => state.seek(false),
             (Queue::Newcomers, ConversationPhase::Pinned, Some(id))
-                if !self.stays(self.fleet.worker(id), state, asking) =>
+                if !Self::stays(self.fleet.worker(id), state, asking) =>
             {
                 state.seek(false)
             }
@@ -315,13 +318,13 @@ impl Engine {
 
     /// Looks whether a waiter may run where its conversation is now.
     fn look(&self, waiter: &Waiter, now: Timestamp) -> Look {
-        self.answering(waiter, |asking| {
+        Self::answering(waiter, |asking| {
             loop {
                 let state = waiter.conversation.state();
                 let homeless = match (state.phase, state.decoder) {
                     (ConversationPhase::Unpinned, _) => true,
                     (ConversationPhase::Pinned, Some(id)) => {
-                        !self.stays(self.fleet.worker(id), state, asking)
+                        !Self::stays(self.fleet.worker(id), state, asking)
                     }
                     _ => false,
                 };
@@ -344,7 +347,7 @@ impl Engine {
 
     /// Looks whether the first in the line finds a place.
     fn look_for_place(&self, waiter: &Waiter, now: Timestamp) -> Look {
-        self.answering(waiter, |asking| {
+        Self::answering(waiter, |asking| {
             loop {
                 let state = waiter.conversation.state();
                 if state.phase == ConversationPhase::Closed {
@@ -359,7 +362,7 @@ impl Engine {
     }
 
     /// Runs `attempt` while the ticket cannot be given up, and writes its answer.
-    fn answering(&self, waiter: &Waiter, attempt: impl FnOnce(&Asking) -> Attempt) -> Look {
+    fn answering(waiter: &Waiter, attempt: impl FnOnce(&Asking) -> Attempt) -> Look {
         let asking = Asking {
             key: waiter.key,
             prompt: waiter.prompt,

@@ -2,4 +2,6 @@
 
 #[cfg(not(loom))]
 mod begin;
-mod support;
+#[cfg(not(loom))]
+mod line;
+pub(crate) mod support;

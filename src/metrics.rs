@@ -1,0 +1,578 @@
+//! Events folded into numbers, and the numbers written as Prometheus text.
+//!
+//! Promises: folding takes no lock and writes a cache line that few conversations share; the text
+//! has the same series in the same order each time.
+//! Leaves to others: serving the text (the doors).
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::event::{CloseReason, Event, FailReason, Observer, TurnKind, Usage};
+use crate::router::{Snapshot, WorkerRow};
+use crate::sync::{Counter, Padded};
+use crate::units::ConversationKey;
+
+/// Upper bounds in milliseconds.
+const BOUNDS_MS: [u64; 19] = [
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000,
+    120_000, 300_000, 600_000,
+];
+
+/// Counts of durations up to each bound, of all, and their sum in microseconds.
+#[derive(Debug, Default)]
+struct Histogram {
+    buckets: [Counter; BOUNDS_MS.len() + 1],
+    sum_us: Counter,
+}
+
+impl Histogram {
+    fn record(&self, span: Duration) {
+        let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+        self.buckets[BOUNDS_MS.partition_point(|bound| bound * 1000 < micros)].add(1);
+        self.sum_us.add(micros);
+    }
+}
+
+const KINDS: [TurnKind; 3] = [TurnKind::First, TurnKind::Pinned, TurnKind::Relocated];
+const CLOSED: [(CloseReason, &str); 3] = [
+    (CloseReason::Asked, "asked"),
+    (CloseReason::Idle, "idle"),
+    (CloseReason::NeverPlaced, "never_placed"),
+];
+
+const fn kind(kind: TurnKind) -> usize {
+    kind as usize
+}
+
+/// What one stripe of conversations did.
+#[derive(Debug, Default)]
+struct Fold {
+    started: [Counter; 3],
+    finished: [Counter; 3],
+    failed: [Counter; FailReason::ALL.len()],
+    closed: [Counter; 3],
+    shed: Counter,
+    queued: Counter,
+    handoffs: Counter,
+    relocated: Counter,
+    evicted: Counter,
+    overcommitted: Counter,
+    orphaned: Counter,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    output_tokens: Counter,
+    ttft: [Histogram; 3],
+    ttfet: Histogram,
+    wait: Histogram,
+}
+
+impl Fold {
+    fn usage(&self, usage: Usage) {
+        let tokens = |tokens: Option<crate::units::Tokens>| tokens.map_or(0, |n| u64::from(n.0));
+        self.prompt_tokens.add(tokens(usage.prompt));
+        self.cached_tokens.add(tokens(usage.cached));
+        self.output_tokens.add(tokens(usage.output));
+    }
+}
+
+type CounterOf = fn(&Fold) -> &Counter;
+type GaugeOf = fn(&WorkerRow) -> Option<f64>;
+
+const STRIPES: usize = 16;
+
+/// Counters and histograms over every [`Event`].
+///
+/// ```
+/// use std::sync::Arc;
+/// use conserve::{config::Config, metrics::Metrics, router::Router, units::Timestamp};
+/// let metrics = Arc::new(Metrics::new());
+/// let router = Router::new(Config::default())?.with_observer(metrics.clone());
+/// let text = metrics.render(&router.snapshot(Timestamp(0)));
+/// assert!(text.contains("conserve_conversations 0\n"));
+/// # Ok::<(), conserve::error::ConfigError>(())
+/// ```
+#[derive(Debug)]
+pub struct Metrics {
+    stripes: Box<[Padded<Fold>]>,
+    workers_joined: Counter,
+    workers_lost: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            stripes: (0..STRIPES).map(|_| Padded::default()).collect(),
+            workers_joined: Counter::default(),
+            workers_lost: Counter::default(),
+        }
+    }
+
+    fn of(&self, key: ConversationKey) -> &Fold {
+        let stripe = key.stripe(STRIPES);
+        &self.stripes[stripe]
+    }
+
+    fn sum(&self, of: impl Fn(&Fold) -> &Counter) -> u64 {
+        self.stripes.iter().map(|fold| of(fold).get()).sum()
+    }
+
+    /// Everything as Prometheus text; gauges are read from `snapshot`.
+    #[must_use]
+    pub fn render(&self, snapshot: &Snapshot) -> String {
+        let mut text = Text::default();
+        self.render_turns(&mut text);
+        self.render_conversations(&mut text);
+        self.render_times(&mut text);
+        render_gauges(&mut text, snapshot);
+        text.0
+    }
+
+    fn render_turns(&self, text: &mut Text) {
+        text.head(
+            "conserve_turns_started_total",
+            "counter",
+            "Turns that began.",
+        );
+        for turn in KINDS {
+            let count = self.sum(|fold| &fold.started[kind(turn)]);
+            text.line(
+                "conserve_turns_started_total",
+                &[("kind", turn.as_str())],
+                count,
+            );
+        }
+        text.head(
+            "conserve_turns_finished_total",
+            "counter",
+            "Turns that finished.",
+        );
+        for turn in KINDS {
+            let count = self.sum(|fold| &fold.finished[kind(turn)]);
+            text.line(
+                "conserve_turns_finished_total",
+                &[("kind", turn.as_str())],
+                count,
+            );
+        }
+        text.head(
+            "conserve_turns_failed_total",
+            "counter",
+            "Turns that did not finish.",
+        );
+        for why in FailReason::ALL {
+            let count = self.sum(|fold| &fold.failed[why.index()]);
+            text.line(
+                "conserve_turns_failed_total",
+                &[("reason", why.as_str())],
+                count,
+            );
+        }
+        let queued = self.sum(|fold| &fold.queued);
+        text.one(
+            "conserve_turns_queued_total",
+            "counter",
+            "Turns that joined the line.",
+            queued,
+        );
+        let shed = self.sum(|fold| &fold.shed);
+        text.one(
+            "conserve_turns_shed_total",
+            "counter",
+            "Turns refused or timed out.",
+            shed,
+        );
+    }
+
+    fn render_conversations(&self, text: &mut Text) {
+        text.head(
+            "conserve_conversations_closed_total",
+            "counter",
+            "Conversations that ended.",
+        );
+        for (index, (_, why)) in CLOSED.iter().enumerate() {
+            let count = self.sum(|fold| &fold.closed[index]);
+            text.line(
+                "conserve_conversations_closed_total",
+                &[("reason", why)],
+                count,
+            );
+        }
+        let counters: [(&str, &str, CounterOf); 8] = [
+            (
+                "conserve_handoffs_total",
+                "KV handoffs from prefiller to decoder.",
+                |f| &f.handoffs,
+            ),
+            (
+                "conserve_relocations_total",
+                "Conversations placed again.",
+                |f| &f.relocated,
+            ),
+            (
+                "conserve_evictions_total",
+                "Idle bookings taken under pressure.",
+                |f| &f.evicted,
+            ),
+            (
+                "conserve_overcommitted_blocks_total",
+                "Blocks held by engines beyond the books.",
+                |f| &f.overcommitted,
+            ),
+            (
+                "conserve_orphaned_prefills_total",
+                "Prefills that nobody pulled.",
+                |f| &f.orphaned,
+            ),
+            (
+                "conserve_prompt_tokens_total",
+                "Prompt tokens of finished turns.",
+                |f| &f.prompt_tokens,
+            ),
+            (
+                "conserve_cached_tokens_total",
+                "Of these, found in the KV cache.",
+                |f| &f.cached_tokens,
+            ),
+            ("conserve_output_tokens_total", "Tokens generated.", |f| {
+                &f.output_tokens
+            }),
+        ];
+        for (name, help, of) in counters {
+            text.one(name, "counter", help, self.sum(of));
+        }
+        let joined = self.workers_joined.get();
+        text.one(
+            "conserve_workers_joined_total",
+            "counter",
+            "Workers that joined.",
+            joined,
+        );
+        let lost = self.workers_lost.get();
+        text.one(
+            "conserve_workers_lost_total",
+            "counter",
+            "Workers lost for good.",
+            lost,
+        );
+    }
+
+    fn render_times(&self, text: &mut Text) {
+        let name = "conserve_ttft_seconds";
+        text.head(
+            name,
+            "histogram",
+            "Arrival of a turn to its first token, waiting included.",
+        );
+        for turn in KINDS {
+            self.histogram(text, name, &[("kind", turn.as_str())], |fold| {
+                &fold.ttft[kind(turn)]
+            });
+        }
+        let name = "conserve_ttfet_seconds";
+        text.head(
+            name,
+            "histogram",
+            "First request to first user-visible token, waiting included.",
+        );
+        self.histogram(text, name, &[], |fold| &fold.ttfet);
+        let name = "conserve_queue_wait_seconds";
+        text.head(
+            name,
+            "histogram",
+            "Time in the line of turns that were admitted or waited.",
+        );
+        self.histogram(text, name, &[], |fold| &fold.wait);
+    }
+
+    fn histogram(
+        &self,
+        text: &mut Text,
+        name: &str,
+        labels: &[(&str, &str)],
+        of: impl Fn(&Fold) -> &Histogram,
+    ) {
+        let bounds = BOUNDS_MS.iter().map(|bound| millis(*bound));
+        let mut total = 0;
+        for (index, bound) in bounds.chain(["+Inf".to_owned()]).enumerate() {
+            total += self.sum(|fold| &of(fold).buckets[index]);
+            let labels: Vec<_> = labels
+                .iter()
+                .copied()
+                .chain([("le", bound.as_str())])
+                .collect();
+            text.line(&format!("{name}_bucket"), &labels, total);
+        }
+        let sum = Duration::from_micros(self.sum(|fold| &of(fold).sum_us)).as_secs_f64();
+        text.line(&format!("{name}_sum"), labels, sum);
+        text.line(&format!("{name}_count"), labels, total);
+    }
+}
+
+fn millis(bound: u64) -> String {
+    format!("{}", Duration::from_millis(bound).as_secs_f64())
+}
+
+fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
+    let held = snapshot.conversations;
+    text.one(
+        "conserve_conversations",
+        "gauge",
+        "Conversations held.",
+        held,
+    );
+    text.head("conserve_waiting_turns", "gauge", "Turns in the line.");
+    text.line(
+        "conserve_waiting_turns",
+        &[("queue", "newcomers")],
+        snapshot.waiting,
+    );
+    text.line(
+        "conserve_waiting_turns",
+        &[("queue", "tail")],
+        snapshot.waiting_tail,
+    );
+    let gauges: [(&str, &str, GaugeOf); 10] = [
+        (
+            "conserve_worker_up",
+            "1 if the worker takes work, 0 if not.",
+            |row| {
+                Some(f64::from(u8::from(
+                    row.health == crate::fleet::Health::Ready && !row.draining,
+                )))
+            },
+        ),
+        (
+            "conserve_kv_blocks",
+            "KV blocks that the worker holds.",
+            |row| row.capacity.map(|blocks| f64::from(blocks.get())),
+        ),
+        (
+            "conserve_kv_blocks_booked",
+            "KV blocks booked, idle conversations included.",
+            |row| row.role.decodes().then(|| f64::from(row.booked.get())),
+        ),
+        (
+            "conserve_kv_blocks_reserved",
+            "Of these, reserved by turns in flight.",
+            |row| row.role.decodes().then(|| f64::from(row.reserved.get())),
+        ),
+        (
+            "conserve_kv_usage",
+            "Share of KV blocks in use as the worker reports it.",
+            |row| row.report.as_ref().and_then(|report| report.kv_usage),
+        ),
+        (
+            "conserve_worker_conversations",
+            "Conversations on the worker.",
+            |row| {
+                #[expect(clippy::cast_precision_loss, reason = "far below 2^52 conversations")]
+                row.role.decodes().then_some(row.conversations as f64)
+            },
+        ),
+        (
+            "conserve_worker_running_turns",
+            "Turns in flight on the worker.",
+            |row| row.role.decodes().then(|| f64::from(row.running)),
+        ),
+        (
+            "conserve_prefill_queued_tokens",
+            "Prompt tokens queued at the worker.",
+            |row| row.role.prefills().then(|| f64::from(row.queued.0)),
+        ),
+        (
+            "conserve_prefill_tokens_per_second",
+            "Prefill throughput observed.",
+            |row| row.tokens_per_s,
+        ),
+        (
+            "conserve_worker_report_age_seconds",
+            "Age of the worker's own account.",
+            |row| row.report_age.map(|age| age.as_secs_f64()),
+        ),
+    ];
+    for (name, help, of) in gauges {
+        text.head(name, "gauge", help);
+        for row in &snapshot.workers {
+            if let Some(value) = of(row) {
+                let id = row.worker.id.to_string();
+                let labels = [
+                    ("worker", &*row.worker.name),
+                    ("id", &id),
+                    ("role", row.role.as_str()),
+                ];
+                text.line(name, &labels, value);
+            }
+        }
+    }
+}
+
+/// Prometheus text as it grows.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a `String` cannot fail.
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.0.push_str(name);
+        for (index, (label, text)) in labels.iter().enumerate() {
+            let text = text
+                .replace('\\', "\\\\")
+                .replace('"', "\\\"")
+                .replace('\n', "\\n");
+            let open = if index == 0 { '{' } else { ',' };
+            let _ = write!(self.0, "{open}{label}=\"{text}\"");
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = writeln!(self.0, " {value}");
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
+        self.head(name, kind, help);
+        self.line(name, &[], value);
+    }
+}
+
+impl Observer for Metrics {
+    fn on(&self, event: &Event) {
+        match *event {
+            Event::Queued { key, .. } => self.of(key).queued.add(1),
+            Event::Admitted { key, waited, .. } => self.of(key).wait.record(waited),
+            Event::Shed { key, .. } => self.of(key).shed.add(1),
+            Event::HandedOver {
+                key, handoff: true, ..
+            } => self.of(key).handoffs.add(1),
+            Event::TurnStarted {
+                key, kind: turn, ..
+            } => self.of(key).started[kind(turn)].add(1),
+            Event::FirstToken {
+                key,
+                kind: turn,
+                ttft,
+                ..
+            } => {
+                self.of(key).ttft[kind(turn)].record(ttft);
+            }
+            Event::Effective { key, ttfet, .. } => self.of(key).ttfet.record(ttfet),
+            Event::TurnFinished {
+                key,
+                kind: turn,
+                usage,
+                ..
+            } => {
+                let fold = self.of(key);
+                fold.finished[kind(turn)].add(1);
+                fold.usage(usage);
+            }
+            Event::TurnFailed { key, why, .. } => self.of(key).failed[why.index()].add(1),
+            Event::Relocated { key, .. } => self.of(key).relocated.add(1),
+            Event::Overcommitted { key, blocks, .. } => {
+                self.of(key).overcommitted.add(u64::from(blocks.get()));
+            }
+            Event::Closed { key, why, .. } => {
+                let index = CLOSED
+                    .iter()
+                    .position(|(other, _)| *other == why)
+                    .unwrap_or(0);
+                self.of(key).closed[index].add(1);
+            }
+            Event::Evicted { key, .. } => self.of(key).evicted.add(1),
+            Event::WorkerJoined { .. } => self.workers_joined.add(1),
+            Event::WorkerLost { .. } => self.workers_lost.add(1),
+            Event::Orphaned { key, .. } => self.of(key).orphaned.add(1),
+            // Placements and sweeps are counted by the events of their conversations; how workers
+            // stand is a gauge.
+            Event::Placed { .. }
+            | Event::HandedOver { handoff: false, .. }
+            | Event::Swept { .. }
+            | Event::WorkerDraining { .. }
+            | Event::WorkerSuspect { .. } => {}
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::tests::support::{ask, at, fleet, key};
+    use crate::units::Tokens;
+
+    #[test]
+    fn a_duration_lands_in_the_bucket_whose_bound_it_does_not_pass() {
+        let histogram = Histogram::default();
+        for micros in [0, 1_000, 1_001, 600_000_000, 600_000_001] {
+            histogram.record(Duration::from_micros(micros));
+        }
+        let counts: Vec<_> = histogram.buckets.iter().map(Counter::get).collect();
+        assert_eq!(
+            (counts[0], counts[1]),
+            (2, 1),
+            "0 and 1 ms up to 1 ms; 1.001 ms above"
+        );
+        assert_eq!((counts[18], counts[19]), (1, 1), "600 s is the last bound");
+    }
+
+    #[test]
+    fn a_turn_shows_in_the_text() {
+        let metrics = Arc::new(Metrics::new());
+        let router = fleet(crate::config::Config::default(), 1, &[100])
+            .with_observer(Arc::clone(&metrics) as Arc<dyn Observer>);
+        let mut turn = ask(&router, 1, 10).expect("room");
+        turn.first_token(at(3));
+        turn.effective(at(3), at(4));
+        let usage = Usage {
+            output: Some(Tokens(7)),
+            cached: Some(Tokens(5)),
+            prompt: None,
+        };
+        turn.finish(usage, at(4));
+        router.close(key(1), at(5));
+        let text = metrics.render(&router.snapshot(at(5)));
+        for line in [
+            "conserve_turns_started_total{kind=\"first\"} 1",
+            "conserve_turns_finished_total{kind=\"first\"} 1",
+            "conserve_handoffs_total 1",
+            "conserve_output_tokens_total 7",
+            "conserve_cached_tokens_total 5",
+            "conserve_conversations_closed_total{reason=\"asked\"} 1",
+            "conserve_ttft_seconds_bucket{kind=\"first\",le=\"1\"} 0",
+            "conserve_ttft_seconds_bucket{kind=\"first\",le=\"2\"} 1",
+            "conserve_ttft_seconds_sum{kind=\"first\"} 2",
+            "conserve_ttfet_seconds_count 1",
+            "conserve_queue_wait_seconds_bucket{le=\"0.001\"} 1",
+            "conserve_kv_blocks{worker=\"d0\",id=\"w1\",role=\"decoder\"} 100",
+            "conserve_conversations 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+        }
+        for line in text.lines().filter(|line| line.starts_with("# TYPE")) {
+            assert_eq!(
+                text.matches(line).count(),
+                1,
+                "each series is declared once: {line}"
+            );
+        }
+    }
+
+    #[test]
+    fn label_values_are_escaped() {
+        let mut text = Text::default();
+        text.line("m", &[("name", "a\"b\\c\nd")], 1);
+        assert_eq!(text.0, "m{name=\"a\\\"b\\\\c\\nd\"} 1\n");
+    }
+}

@@ -1,0 +1,237 @@
+//! Finding a place for a conversation that has none, and taking it.
+//!
+//! A place is booked before the conversation's word names it; whoever loses the race for the word
+//! gives the booking back.
+
+use std::sync::Arc;
+
+use super::engine::{Asking, Attempt, Engine, Lack};
+use super::grant::{Grant, Queued};
+use crate::admission::Queue;
+use crate::conversation::{Conversation, State};
+use crate::error::Rejected;
+use crate::event::{Reason, TurnKind};
+use crate::fleet::Worker;
+use crate::occupancy::{Ceiling, Rank, Reservation};
+use crate::placement::{Decision, Shortage, TurnView};
+use crate::units::{Timestamp, Tokens};
+
+/// A place that is booked but not taken yet.
+pub(crate) struct Booked<'a> {
+    decoder: &'a Worker,
+    prefiller: Option<&'a Worker>,
+    reservation: Reservation<'a>,
+    reason: Reason,
+}
+
+/// Decisions to try while the books move under them.
+const TRIES: usize = 16;
+
+impl Engine {
+    pub(super) fn attempt_new(&self, asking: &Asking, now: Timestamp) -> Attempt {
+        if self.table.len() >= self.config.max_conversations {
+            let retry_after = self.line.retry_after(self.line.newcomers(), now);
+            return Attempt::Refuse(Rejected::Overloaded { retry_after });
+        }
+        self.place(None, asking, now)
+    }
+
+    /// Places a conversation whose KV is gone.
+    pub(super) fn place_again(
+        &self,
+        conversation: &Arc<Conversation>,
+        state: State,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Attempt {
+        let asking = Asking {
+            from: state.decoder.or(asking.from),
+            ..*asking
+        };
+        self.place(Some((conversation, state)), &asking, now)
+    }
+
+    /// Finds a place and takes it.
+    pub(super) fn place(
+        &self,
+        known: Option<(&Arc<Conversation>, State)>,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Attempt {
+        let turn = TurnView {
+            tie: asking.key.folded(),
+            prompt: asking.prompt,
+            home: None,
+            resident: Tokens(0),
+        };
+        let mut booked = self.book(&turn, asking, now);
+        if self.config.evict_idle
+            && let Err(Decision::Wait(Shortage::Blocks { best, need })) = booked
+        {
+            let decoder = self.fleet.worker(best);
+            let capacity = decoder.capacity().unwrap_or_default();
+            let shared = capacity.share(self.config.low_watermark);
+            let ceiling = Ceiling {
+                shared,
+                alone: capacity,
+            };
+            if self.make_room(
+                decoder,
+                need,
+                ceiling,
+                known.map(|(conversation, _)| conversation),
+                now,
+            ) {
+                booked = self.book(&turn, asking, now);
+            }
+        }
+        match booked {
+            Ok(booked) => self.take(known, booked, asking, now),
+            Err(Decision::TooLong { limit }) => Attempt::Refuse(Rejected::PromptTooLong {
+                tokens: asking.prompt,
+                limit,
+            }),
+            Err(Decision::Wait(Shortage::Decoders)) => {
+                Attempt::Wait(Queue::Newcomers, Lack::Decoders)
+            }
+            Err(Decision::Wait(_) | Decision::Stay | Decision::Place { .. }) => {
+                Attempt::Wait(Queue::Newcomers, Lack::Room)
+            }
+        }
+    }
+
+    /// Books the place that the policy chooses; the decision that stands in the way otherwise.
+    pub(super) fn book(
+        &self,
+        turn: &TurnView,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Result<Booked<'_>, Decision> {
+        let mut decision = self.policy.place(turn, &self.observed());
+        for _ in 0..TRIES {
+            let Decision::Place {
+                prefiller,
+                decoder,
+                ceiling,
+                alone,
+                reason,
+            } = decision
+            else {
+                return Err(decision);
+            };
+            // First come, first served: who is in the line was here before.
+            if !asking.waited && turn.home.is_none() && self.line.newcomers() > 0 {
+                return Err(Decision::Wait(Shortage::Prefill));
+            }
+            let decoder = self.fleet.worker(decoder);
+            let prefiller = prefiller.map(|id| self.fleet.worker(id));
+            let need = decoder.block_size().blocks(turn.prompt);
+            let ceiling = Ceiling {
+                shared: ceiling,
+                alone,
+            };
+            // Arriving also for those from the line: a newcomer never takes what growth waits for.
+            if let Some(reservation) = decoder.occupancy.try_reserve(need, ceiling, Rank::Arriving)
+            {
+                let admits =
+                    |worker: &Worker| worker.backlog.try_add(turn.prompt, worker.backlog_limit);
+                if prefiller.is_none_or(admits) {
+                    return Ok(Booked {
+                        decoder,
+                        prefiller,
+                        reservation,
+                        reason,
+                    });
+                }
+                self.give_back(reservation, asking.waited, now);
+            }
+            decision = self.policy.place(turn, &self.observed());
+        }
+        Err(Decision::Wait(Shortage::Prefill))
+    }
+
+    /// Moves the conversation to its booked place and makes the grant.
+    pub(super) fn take(
+        &self,
+        known: Option<(&Arc<Conversation>, State)>,
+        booked: Booked<'_>,
+        asking: &Asking,
+        now: Timestamp,
+    ) -> Attempt {
+        let Booked {
+            decoder,
+            prefiller,
+            reservation,
+            reason,
+        } = booked;
+        let give_up = |reservation: Reservation<'_>| {
+            let queued = prefiller.is_some_and(|worker| worker.backlog.done(asking.prompt));
+            if (reservation.cancel() | queued) && !asking.waited {
+                self.serve(now);
+            }
+        };
+        let (conversation, turn) = if let Some((conversation, state)) = known {
+            let next = match state.place(decoder.id, asking.waited) {
+                Ok(next) => next,
+                Err(refused) => {
+                    give_up(reservation);
+                    return Self::refused(refused);
+                }
+            };
+            if !conversation.replace(state, next) {
+                give_up(reservation);
+                return Attempt::Again;
+            }
+            self.left(state, asking.waited, now);
+            (Arc::clone(conversation), next.turn)
+        } else {
+            let born = State::born(Some(decoder.id));
+            let conversation = Arc::new(Conversation::new(born, now));
+            if !self.table.insert(asking.key, &conversation) {
+                give_up(reservation);
+                return Attempt::Again;
+            }
+            self.tally.of(asking.key).opened.add(1);
+            (conversation, born.turn)
+        };
+        conversation.touch(now);
+        decoder.conversations.add(1);
+        let first = !conversation.was_pinned();
+        let grant = Grant {
+            key: asking.key,
+            conversation,
+            decoder: decoder.id,
+            prefiller: prefiller.map(|worker| worker.id),
+            queued: prefiller.map(|worker| Queued {
+                prefiller: worker.id,
+                tokens: asking.prompt,
+                since: now,
+            }),
+            reserved: reservation.hand_to_turn(),
+            prompt: asking.prompt,
+            turn: u32::from(turn),
+            kind: if first {
+                TurnKind::First
+            } else {
+                TurnKind::Relocated
+            },
+            reason,
+            arrived: asking.arrived,
+            started: now,
+            from: asking.from,
+        };
+        self.line.admitted(now);
+        self.announce(&grant, true, now);
+        Attempt::Run(grant)
+    }
+
+    /// A conversation left the decoder of `old`: what it held there is given back.
+    pub(super) fn left(&self, old: State, holds_line: bool, now: Timestamp) {
+        let Some(id) = old.decoder else { return };
+        let decoder = self.fleet.worker(id);
+        decoder.conversations.sub(1);
+        if decoder.occupancy.release(old.blocks) && !holds_line {
+            self.serve(now);
+        }
+    }
+}
