@@ -87,16 +87,15 @@ impl Engine {
             deadline,
             arrived: now,
         };
-        match place
-            .cell
-            .with(|answer| std::mem::replace(answer, Answer::Gone))
-        {
+        // Taken in one step: a cell that looked given up for a moment would be thrown out of the line.
+        let answer = place.cell.with(|answer| match answer {
+            Answer::Granted(_) | Answer::Refused(_) => std::mem::replace(answer, Answer::Gone),
+            Answer::Waiting(_) | Answer::Gone => Answer::Waiting(None),
+        });
+        match answer {
             Answer::Granted(grant) => Ok(Some(Begun::Granted(*grant))),
             Answer::Refused(rejected) => Err(rejected),
-            waiting @ (Answer::Waiting(_) | Answer::Gone) => {
-                place.cell.with(|answer| *answer = waiting);
-                Ok(Some(Begun::Queued(place)))
-            }
+            Answer::Waiting(_) | Answer::Gone => Ok(Some(Begun::Queued(place))),
         }
     }
 
