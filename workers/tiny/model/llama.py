@@ -18,6 +18,7 @@ from torch.nn import functional
 from conserve_workers.tiny.kv.store import KvStore
 from conserve_workers.tiny.model.attention import KEY_TILE, Span, attend, plan
 from conserve_workers.tiny.model.config import ModelConfig
+from conserve_workers.tiny.model.matrix import Matrix
 from conserve_workers.tiny.model.numerics import Rows, measure
 
 
@@ -26,14 +27,13 @@ class Layer:
     """One block's matrices; projections that share an input are stored as one."""
 
     norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Matrix
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Tensor
+    output: Matrix
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Weights:
     embedding: Tensor
     layers: tuple[Layer, ...]
     norm: Tensor
-    head: Tensor
+    head: Matrix
 
 
 class LlamaModel:
@@ -96,7 +96,7 @@ class LlamaModel:
         scale = config.head_dim**-0.5
         for number, layer in enumerate(self.weights.layers):
             normed = functional.rms_norm(hidden, (config.hidden,), layer.norm, config.norm_eps)
-            projected = rows.linear(normed, layer.qkv, layer.qkv_bias).view(height, -1, config.head_dim)
+            projected = rows.product(normed, layer.qkv).view(height, -1, config.head_dim)
             queries, keys, values = torch.split(
                 projected, [config.heads, config.kv_heads, config.kv_heads], dim=1
             )
@@ -112,17 +112,17 @@ class LlamaModel:
                 *store.rows[number],
                 attention,
                 mixed,
-                least_rows=rows.least,
+                least_rows=rows.least_attention,
             )
-            hidden = hidden + rows.linear(mixed.view(height, -1), layer.output)
+            hidden = hidden + rows.product(mixed.view(height, -1), layer.output)
             normed = functional.rms_norm(hidden, (config.hidden,), layer.mlp_norm, config.norm_eps)
-            gate, up = rows.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + rows.linear(functional.silu(gate).mul_(up), layer.down)
+            gate, up = rows.product(normed, layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + rows.product(functional.silu(gate).mul_(up), layer.down)
         last = hidden[
             torch.tensor([*wanted, *([0] * (rows.padded(len(wanted)) - len(wanted)))], device=device)
         ]
         last = functional.rms_norm(last, (config.hidden,), self.weights.norm, config.norm_eps)
-        return rows.linear(last, self.weights.head)[: len(wanted)]
+        return rows.product(last, self.weights.head)[: len(wanted)]
 
 
 def _rotation(

@@ -11,6 +11,7 @@ from torch import Tensor
 from conserve_workers.tiny.errors import StartError
 from conserve_workers.tiny.model.config import ModelConfig
 from conserve_workers.tiny.model.llama import Layer, Weights
+from conserve_workers.tiny.model.matrix import Matrix
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -65,18 +66,20 @@ def build(
         layers.append(
             Layer(
                 norm=take(at + "input_layernorm.weight").to(device),
-                qkv=join(*[name + ".weight" for name in projections]),
-                qkv_bias=join(*biases) if biases[0] in tensors else None,
+                qkv=Matrix(
+                    join(*[name + ".weight" for name in projections]),
+                    join(*biases) if biases[0] in tensors else None,
+                ),
                 query_norm=take(norms[0]).to(device) if config.head_norm else None,
                 key_norm=take(norms[1]).to(device) if config.head_norm else None,
-                output=take(attention + "o_proj.weight").to(device),
+                output=Matrix(take(attention + "o_proj.weight").to(device)),
                 mlp_norm=take(at + "post_attention_layernorm.weight").to(device),
-                gate_up=join(at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"),
-                down=take(at + "mlp.down_proj.weight").to(device),
+                gate_up=Matrix(join(at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight")),
+                down=Matrix(take(at + "mlp.down_proj.weight").to(device)),
             )
         )
     embedding = take("model.embed_tokens.weight").to(device)
     head = embedding if config.tied else take("lm_head.weight").to(device)
     return Weights(
-        embedding, tuple(layers), take("model.norm.weight").to(device), head[: config.output_vocab]
+        embedding, tuple(layers), take("model.norm.weight").to(device), Matrix(head[: config.output_vocab])
     )

@@ -114,15 +114,15 @@ def _ready_line(
 
 
 def _announce(line: dict[str, Any], ready_file: str | None) -> None:
-    text = json.dumps(line)
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    text = json.dumps(line) + "\n"
     if ready_file is not None:
         target = Path(ready_file)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         with os.fdopen(handle, "w") as file:
-            file.write(text + "\n")
+            file.write(text)
         Path(name).replace(target)
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 @contextmanager
