@@ -48,6 +48,11 @@ from conserve.errors import (
     WorkerUnavailable,
 )
 
+if TYPE_CHECKING:
+    from conserve.proxy import create_app as create_app
+    from conserve.proxy import openai_routes as openai_routes
+    from conserve.settings import Settings as Settings
+
 # The names of the extra `proxy` are public too, but not for `import *`: that must work in a base install.
 __all__ = [
     "ConfigError",

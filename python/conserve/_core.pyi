@@ -5,9 +5,37 @@ All classes may be used from several threads at once, with and without the GIL.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias, final
+
+__all__ = [
+    "Call",
+    "Collect",
+    "ConversationView",
+    "Decoder",
+    "Dispatch",
+    "Dispatcher",
+    "Finish",
+    "ManualClock",
+    "Prefiller",
+    "Relay",
+    "Reply",
+    "Route",
+    "Router",
+    "Snapshot",
+    "Stream",
+    "Swept",
+    "Turn",
+    "TurnContext",
+    "Upstream",
+    "Wait",
+    "Worker",
+    "WorkerView",
+    "__version__",
+]
+
+__version__: Final[str]
 
 _Headers: TypeAlias = list[tuple[bytes, bytes]]
 _Role: TypeAlias = Literal["prefiller", "decoder", "both"]
@@ -15,8 +43,6 @@ _FailReason: TypeAlias = Literal[
     "client_gone", "prefill_failed", "decoder_lost", "decoder_error", "timeout", "rejected", "dropped"
 ]
 _LostReason: TypeAlias = Literal["refused", "silent", "restarted", "asked"]
-
-__version__: Final[str]
 
 # ---------------------------------------------------------------------------------------------------- the fleet
 
@@ -496,17 +522,18 @@ class Dispatcher:
 
     Options:
         connector: how KV is handed over: "nixl", "mooncake" or "none".
+        peers: for "mooncake": for each prefiller's URL, the address of its bootstrap server and its engine id.
         max_body_bytes: larger requests are refused with 413. max_answer_bytes: larger answers of workers are an error.
-        max_depth: deepest nesting of a request body.
+        max_depth: deepest nesting of a request body. max_messages: most messages in one.
         conversation_headers: request headers that may name the conversation, first match wins.
         retries: most times that one request is sent again after a worker failed.
         queue_timeout_s: longest wait in line; by default the router's.
-        prefill_timeout_s: longest prefill. first_byte_timeout_s: longest silence before the answer begins;
-        idle_timeout_s: and between two pieces of it. connect_timeout_s: longest connection attempt.
+        prefill_timeout_s: longest prefill. answer_timeout_s: longest answer that is not streamed.
+        first_byte_timeout_s: longest silence before a stream begins; idle_timeout_s: and between two pieces of it.
+        connect_timeout_s: longest connection attempt.
         lease_s: age at which handoff parameters are not sent any more; below the engine's own lease.
         forward_authorization: pass the client's Authorization header on to workers. worker_key: send this one instead.
         fingerprint: recognise conversations that nobody named by their message history.
-        served_models: model names taken; empty takes any.
 
     Raises ConfigError, naming the option and the accepted range.
     """
@@ -516,15 +543,18 @@ class Dispatcher:
         router: Router,
         *,
         connector: Literal["nixl", "mooncake", "none"] = "nixl",
+        peers: Mapping[str, tuple[str, str]] | None = None,
         max_body_bytes: int = 33_554_432,
         max_answer_bytes: int = 67_108_864,
         max_depth: int = 512,
+        max_messages: int = 65_536,
         max_conversation_id_bytes: int = 256,
         conversation_headers: Sequence[str] = ("x-conversation-id", "x-session-id"),
         retries: int = 2,
         queue_timeout_s: float | None = None,
         prefill_timeout_s: float = 120.0,
         first_byte_timeout_s: float = 120.0,
+        answer_timeout_s: float = 600.0,
         idle_timeout_s: float = 60.0,
         connect_timeout_s: float = 2.0,
         lease_s: float = 25.0,
@@ -541,6 +571,11 @@ class Dispatcher:
         """The conversation of the caller that sent `headers`, by the id it uses or by its key (`ConversationView.key`)."""
     def close_conversation(self, conversation: str, headers: _Headers, /) -> bool:
         """Like `Router.close`, for the caller that sent `headers`."""
+    def set_models(self, models: Sequence[str], /) -> None:
+        """Refuse requests for other models with 404; an empty list lets every name pass, as at the start."""
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was done beyond the plain way (retries, refusals, cut streams), counted since the start."""
 
 @final
 class Dispatch:
@@ -570,6 +605,12 @@ class Dispatch:
     def end(self) -> bytes:
         """The worker's stream has ended: what is still to be written. Settles the turn."""
     def failed(self, kind: _Failure, /) -> _Action: ...
+    @property
+    def conversation(self) -> str | None:
+        """The key of the conversation, once `start` has read the request."""
+    @property
+    def over(self) -> bool:
+        """Whether nothing will follow."""
     def client_gone(self) -> None:
         """The client went away: the turn is settled; the driver aborts what it has under way upstream."""
 
@@ -594,6 +635,9 @@ class Upstream:
     def first_byte_timeout_s(self) -> float: ...
     @property
     def idle_timeout_s(self) -> float: ...
+    @property
+    def max_answer_bytes(self) -> int:
+        """The largest answer to a `Call`."""
     @property
     def phase(self) -> Literal["prefill", "decode"]: ...
 

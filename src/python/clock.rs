@@ -47,7 +47,7 @@ impl Clock {
     }
 }
 
-/// A clock that moves when told, for tests and simulations.
+/// A clock that moves when told, for tests and simulations. Safe to share between threads.
 #[pyclass(name = "ManualClock", frozen, module = "conserve")]
 pub(super) struct PyManualClock {
     now: Arc<AtomicU64>,
@@ -69,11 +69,13 @@ impl PyManualClock {
         })
     }
 
+    /// Seconds since the clock's origin.
     #[getter]
     fn now_s(&self) -> f64 {
         seconds(Timestamp(self.now.load(Ordering::Acquire)))
     }
 
+    /// Move on by `seconds` (>= 0, else ValueError). Call `Router.tick` to expire what waits in line.
     fn advance(&self, seconds: f64) -> PyResult<()> {
         let span = nanos(span(seconds)?);
         // Release: pairs with the Acquire in `Clock::now`.

@@ -15,6 +15,7 @@ use super::turn::PyTurn;
 use crate::router::{Begin, TurnRequest};
 use crate::units::{ConversationKey, Tokens};
 
+/// What `Router.turn` returns: enter it once with `with` or `async with` to get the `Turn`.
 #[pyclass(name = "TurnContext", frozen, module = "conserve")]
 pub(super) struct PyTurnContext {
     shell: Arc<Shell>,

@@ -7,10 +7,34 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::errors::out_of_range;
+use crate::dispatch::Header;
 use crate::units::{BlockSize, Blocks, Tokens};
 
-/// Header names and values, as ASGI has them.
-pub(super) type Headers = Vec<(Bytes, Bytes)>;
+/// Header names and values, as ASGI has them. They are short and are copied.
+pub(super) struct Headers(pub(super) Vec<Header>);
+
+impl<'py> FromPyObject<'_, 'py> for Headers {
+    type Error = PyErr;
+
+    fn extract(pairs: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let pairs = pairs.try_iter()?.map(|pair| {
+            // ASGI says pairs; most servers send tuples, some lists.
+            let pair = pair?;
+            let (name, value) = match pair.extract::<(Bound<'_, PyBytes>, Bound<'_, PyBytes>)>() {
+                Ok(pair) => pair,
+                Err(_) => (
+                    pair.get_item(0)?.cast_into()?,
+                    pair.get_item(1)?.cast_into()?,
+                ),
+            };
+            Ok((
+                Bytes::copy_from_slice(name.as_bytes()),
+                Bytes::copy_from_slice(value.as_bytes()),
+            ))
+        });
+        pairs.collect::<PyResult<Vec<_>>>().map(Self)
+    }
+}
 
 pub(super) fn tokens(py: Python<'_>, key: &str, value: i64) -> PyResult<Tokens> {
     u32::try_from(value)
@@ -53,7 +77,7 @@ pub(super) fn optional<T>(
 
 pub(super) fn headers_to_python<'py>(
     py: Python<'py>,
-    headers: &Headers,
+    headers: &[Header],
 ) -> PyResult<Bound<'py, PyList>> {
     let pairs = headers
         .iter()

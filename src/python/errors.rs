@@ -64,6 +64,11 @@ pub(super) fn config_error(py: Python<'_>, error: &ConfigError) -> PyErr {
     let key = match error.key {
         "queue_timeout" => "queue_timeout_s",
         "idle_timeout" => "idle_timeout_s",
+        "prefill_timeout" => "prefill_timeout_s",
+        "first_byte_timeout" => "first_byte_timeout_s",
+        "answer_timeout" => "answer_timeout_s",
+        "connect_timeout" => "connect_timeout_s",
+        "lease" => "lease_s",
         key => key,
     };
     out_of_range(py, key, &error.value, error.range)

@@ -3,9 +3,17 @@
 //! Promises: calls that take microseconds keep the GIL, what may scan a lot lets go of it; Python code never runs while
 //! the core is at work (`wake`); nothing here decides anything.
 
+#![expect(
+    clippy::doc_markdown,
+    reason = "the docs of Python classes are for Python's help()"
+)]
+
+mod action;
 mod clock;
 mod context;
 mod convert;
+mod dispatch;
+mod dispatcher;
 mod errors;
 mod route;
 mod router;
@@ -21,9 +29,17 @@ use pyo3::prelude::*;
 #[pymodule(name = "_core", gil_used = false)]
 mod core {
     #[pymodule_export]
+    use super::action::{
+        PyCall, PyCollect, PyFinish, PyRelay, PyReply, PyStream, PyUpstream, PyWait,
+    };
+    #[pymodule_export]
     use super::clock::PyManualClock;
     #[pymodule_export]
     use super::context::PyTurnContext;
+    #[pymodule_export]
+    use super::dispatch::PyDispatch;
+    #[pymodule_export]
+    use super::dispatcher::PyDispatcher;
     #[pymodule_export]
     use super::route::PyRoute;
     #[pymodule_export]

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use super::convert::literal;
 use crate::router::Route;
 
+/// Where a turn runs, and why.
 #[pyclass(name = "Route", frozen, eq, hash, module = "conserve")]
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct PyRoute {
@@ -46,6 +47,7 @@ impl From<&Route> for PyRoute {
 
 #[pymethods]
 impl PyRoute {
+    /// URL, None if there is no handoff.
     #[getter]
     fn prefiller(&self) -> Option<&str> {
         self.prefiller.as_ref().map(|place| &*place.url)
@@ -61,6 +63,7 @@ impl PyRoute {
         self.prefiller.as_ref().map(|place| place.id)
     }
 
+    /// URL.
     #[getter]
     fn decoder(&self) -> &str {
         &self.decoder.url
@@ -81,6 +84,7 @@ impl PyRoute {
         self.prefiller.is_some()
     }
 
+    /// 1 for the first.
     #[getter]
     const fn turn(&self) -> u32 {
         self.turn
@@ -91,6 +95,7 @@ impl PyRoute {
         self.kind
     }
 
+    /// One line with the numbers compared.
     #[getter]
     fn reason(&self) -> &str {
         &self.reason

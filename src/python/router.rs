@@ -17,10 +17,12 @@ use super::workers::{AnyWorker, PyPrefiller};
 use crate::config::{Config, PolicyKind};
 use crate::event::LostReason;
 use crate::identity::{Identity, IdentityLimits};
+use crate::metrics::Metrics;
 use crate::report::WorkerReport;
 use crate::router::{Health, Router};
 use crate::units::WorkerId;
 
+/// Decides where each turn of each conversation runs, and whether there is room for it.
 #[pyclass(name = "Router", frozen, weakref, module = "conserve")]
 pub(super) struct PyRouter {
     shell: Arc<Shell>,
@@ -55,7 +57,10 @@ impl WorkerName {
 }
 
 #[pymethods]
-#[expect(clippy::needless_pass_by_value, reason = "PyO3 extracts arguments to values")]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "PyO3 extracts arguments to values"
+)]
 impl PyRouter {
     #[new]
     #[pyo3(signature = (
@@ -102,13 +107,15 @@ impl PyRouter {
             },
         };
         let queue_timeout = config.queue_timeout;
+        let metrics = Arc::new(Metrics::new());
         let identity = Arc::new(Identity::new(
             self::secret(py, secret)?,
             IdentityLimits::default(),
         ));
         let router = Router::new(config)
             .map_err(|error| config_error(py, &error))?
-            .with_observer(Arc::clone(&identity) as _);
+            .with_observer(Arc::clone(&identity) as _)
+            .with_observer(Arc::clone(&metrics) as _);
         let clock = clock.map_or_else(Clock::machine, |clock| clock.get().clock());
         let router = Arc::new(router);
         let wakes = Arc::new(Wakes::default());
@@ -117,6 +124,7 @@ impl PyRouter {
             router,
             identity,
             anonymous,
+            metrics,
             clock,
             wakes,
             queue_timeout,
@@ -133,6 +141,7 @@ impl PyRouter {
         Ok(made)
     }
 
+    /// The next turn of `conversation`, to be entered with `with` or `async with`.
     #[pyo3(signature = (conversation, /, *, prompt_tokens, tenant = None, timeout_s = None))]
     fn turn(
         &self,
@@ -156,12 +165,14 @@ impl PyRouter {
         ))
     }
 
+    /// Forget the conversation and free its blocks; False if it was not known.
     #[pyo3(signature = (conversation, /, *, tenant = None))]
     fn close(&self, py: Python<'_>, conversation: &str, tenant: Option<&str>) -> bool {
         let key = self.shell.key(conversation, tenant);
         self.shell.enter(py, |router, now| router.close(key, now))
     }
 
+    /// Unpin the conversation, so that its next turn is placed afresh; False if it was not pinned.
     #[pyo3(signature = (conversation, /, *, tenant = None))]
     fn relocate(&self, py: Python<'_>, conversation: &str, tenant: Option<&str>) -> bool {
         let key = self.shell.key(conversation, tenant);
@@ -169,6 +180,7 @@ impl PyRouter {
             .enter(py, |router, now| router.relocate(key, now))
     }
 
+    /// Free conversations that were idle longer than `idle_timeout_s`, and say how many and how much.
     fn sweep(&self, py: Python<'_>) -> PySwept {
         // A million idle conversations take a while: the GIL is free meanwhile.
         let swept = py.detach(|| self.shell.router.sweep(self.shell.clock.now()));
@@ -176,15 +188,20 @@ impl PyRouter {
         PySwept::from(&swept)
     }
 
+    /// Expire what waited in line too long and let in what fits. Doors call this a few times a
+    /// second.
     fn tick(&self, py: Python<'_>) {
         self.shell.enter(py, Router::tick);
     }
 
+    /// Raise AssertionError unless the books balance; for tests, at a moment when no call is under
+    /// way.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.shell.router.check())
             .map_err(|wrong| PyAssertionError::new_err(wrong.to_string()))
     }
 
+    /// Add a worker; its id, which is never used again. Raises ConfigError if it cannot join.
     #[pyo3(signature = (worker, /))]
     fn join(&self, py: Python<'_>, worker: AnyWorker<'_>) -> PyResult<u16> {
         let spec = worker.spec(py)?;
@@ -194,6 +211,8 @@ impl PyRouter {
         }
     }
 
+    /// No new conversations for this worker; those pinned to it move at their next turn. KeyError if
+    /// unknown.
     #[pyo3(signature = (worker, /))]
     fn drain(&self, py: Python<'_>, worker: WorkerName) -> PyResult<()> {
         let worker = worker.find(&self.shell)?;
@@ -202,6 +221,7 @@ impl PyRouter {
         Ok(())
     }
 
+    /// Take back `drain`.
     #[pyo3(signature = (worker, /))]
     fn undrain(&self, py: Python<'_>, worker: WorkerName) -> PyResult<()> {
         let worker = worker.find(&self.shell)?;
@@ -210,6 +230,8 @@ impl PyRouter {
         Ok(())
     }
 
+    /// The worker is gone with its KV: its conversations are unpinned and relocate at their next
+    /// turn.
     #[pyo3(signature = (worker, /, *, reason = "asked"))]
     fn lose(&self, py: Python<'_>, worker: WorkerName, reason: &str) -> PyResult<()> {
         let worker = worker.find(&self.shell)?;
@@ -231,6 +253,7 @@ impl PyRouter {
         Ok(())
     }
 
+    /// While suspected (it did not answer in time, say), a worker gets no new conversations.
     #[pyo3(signature = (worker, suspected, /))]
     fn suspect(&self, py: Python<'_>, worker: WorkerName, suspected: bool) -> PyResult<()> {
         let worker = worker.find(&self.shell)?;
@@ -239,6 +262,8 @@ impl PyRouter {
         Ok(())
     }
 
+    /// Take in what a worker said about itself. `kv_usage` is the share of its KV cache in use, 0 to
+    /// 1.
     #[pyo3(signature = (
         worker, /, *, kv_blocks = None, block_size = None, kv_usage = None, running = None, waiting = None,
         max_model_len = None
@@ -273,11 +298,13 @@ impl PyRouter {
         self.take_in(py, &worker, &report)
     }
 
+    /// Like `observe`, from a worker's Prometheus page (vLLM's metric names).
     #[pyo3(signature = (worker, text, /))]
     fn observe_metrics(&self, py: Python<'_>, worker: WorkerName, text: &[u8]) -> PyResult<()> {
         self.take_in(py, &worker, &WorkerReport::parse(text))
     }
 
+    /// What is known about a conversation, or None.
     #[pyo3(signature = (conversation, /, *, tenant = None))]
     fn conversation(&self, conversation: &str, tenant: Option<&str>) -> Option<PyConversationView> {
         let key = self.shell.key(conversation, tenant);
@@ -287,10 +314,19 @@ impl PyRouter {
             .map(|view| PyConversationView::from(&view))
     }
 
+    /// The fleet and the line as they are now. Cheap enough to poll.
     fn snapshot(&self) -> PySnapshot {
         PySnapshot::from(self.shell.router.snapshot(self.shell.clock.now()))
     }
 
+    /// The same, with counters and histograms since the start, as Prometheus text.
+    fn metrics(&self) -> String {
+        self.shell
+            .metrics
+            .render(&self.shell.router.snapshot(self.shell.clock.now()))
+    }
+
+    /// The router's clock, seconds since its origin.
     #[getter]
     fn now_s(&self) -> f64 {
         seconds(self.shell.clock.now())

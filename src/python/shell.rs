@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use super::clock::Clock;
 use super::wake::Wakes;
 use crate::identity::Identity;
+use crate::metrics::Metrics;
 use crate::router::Router;
 use crate::units::{ConversationKey, TenantKey, Timestamp};
 
@@ -16,6 +17,7 @@ pub(super) struct Shell {
     pub(super) identity: Arc<Identity>,
     /// The tenant of callers that name none.
     pub(super) anonymous: TenantKey,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) clock: Clock,
     pub(super) wakes: Arc<Wakes>,
     pub(super) queue_timeout: Duration,

@@ -13,6 +13,7 @@ use crate::event::{FailReason, Usage};
 use crate::router::{Route, Turn};
 use crate::units::Timestamp;
 
+/// One turn that was let in: where it runs, and the bookings it holds until it is settled.
 #[pyclass(name = "Turn", frozen, module = "conserve")]
 pub(super) struct PyTurn {
     shell: Arc<Shell>,
@@ -86,8 +87,12 @@ impl PyTurn {
 }
 
 #[pymethods]
-#[expect(clippy::needless_pass_by_value, reason = "PyO3 extracts arguments to values")]
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "PyO3 extracts arguments to values"
+)]
 impl PyTurn {
+    /// Where the turn runs. `reprefill` changes it.
     #[getter]
     fn route(&self) -> PyRoute {
         match &*self.lock() {
@@ -101,17 +106,22 @@ impl PyTurn {
         matches!(*self.lock(), State::Settled(_))
     }
 
+    /// The prefill is done and the prompt had exactly so many tokens: correct the booking, unload the
+    /// prefiller.
     #[pyo3(signature = (prompt_tokens, /))]
     fn prefilled(&self, py: Python<'_>, prompt_tokens: i64) -> PyResult<()> {
         let prompt = tokens(py, "prompt_tokens", prompt_tokens)?;
         self.open(py, |turn, _, now| turn.prefilled(prompt, now))
     }
 
+    /// The decoder has the KV: the conversation is pinned, its other turns may go on. `finish`
+    /// implies it.
     fn handed_over(&self, py: Python<'_>) -> PyResult<()> {
         self.open(py, |turn, _, now| turn.handed_over(now))
     }
 
-    #[pyo3(signature = (*, avoid = Vec::new()))]
+    /// The prefiller failed: the route with the next one (not one of `avoid`) and the same decoder.
+    #[pyo3(signature = (*, avoid = Vec::new()), text_signature = "($self, *, avoid=())")]
     fn reprefill(&self, py: Python<'_>, avoid: Vec<WorkerName>) -> PyResult<PyRoute> {
         let avoid = avoid
             .iter()
@@ -123,6 +133,7 @@ impl PyTurn {
         })
     }
 
+    /// The first token of the answer is here (time to first token).
     fn first_token(&self, py: Python<'_>) -> PyResult<()> {
         self.open(py, |turn, first_token, now| {
             first_token.get_or_insert(now);
@@ -130,12 +141,15 @@ impl PyTurn {
         })
     }
 
+    /// The turn ended with an answer for the user, not with a tool call: its first token sets the
+    /// TTFET.
     fn effective(&self, py: Python<'_>) -> PyResult<()> {
         self.open(py, |turn, first_token, now| {
             turn.effective(first_token.unwrap_or(now), now);
         })
     }
 
+    /// The turn is done; what the worker's `usage` says corrects the booking.
     #[pyo3(signature = (*, output_tokens = None, prompt_tokens = None, cached_tokens = None))]
     fn finish(
         &self,
@@ -156,6 +170,7 @@ impl PyTurn {
         }
     }
 
+    /// The turn did not work out: what it booked is given back.
     #[pyo3(signature = (reason = "dropped"))]
     fn fail(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let why = FailReason::ALL

@@ -8,6 +8,7 @@ use super::clock::seconds;
 use crate::router::{ConversationView, Snapshot, Swept, Totals, WorkerRow};
 use crate::units::Blocks;
 
+/// What `Router.sweep` freed.
 #[pyclass(name = "Swept", frozen, eq, hash, get_all, module = "conserve")]
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct PySwept {
@@ -39,18 +40,25 @@ impl PySwept {
     }
 }
 
+/// A conversation at one moment. Times are on the router's clock.
 #[pyclass(name = "ConversationView", frozen, get_all, module = "conserve")]
 pub(super) struct PyConversationView {
+    /// Its key, 32 hexadecimal digits: tenant and id under the router's secret.
     key: String,
     phase: &'static str,
+    /// URL of the decoder it is pinned to.
     decoder: Option<String>,
     decoder_name: Option<String>,
     decoder_id: Option<u16>,
+    /// Turns begun so far.
     turn: u32,
     in_flight: u32,
+    /// KV blocks booked for it.
     blocks: u32,
     first_seen_s: f64,
     last_used_s: f64,
+    /// Time from its first request to the first token of its first user-visible answer; None until
+    /// known.
     ttfet_s: Option<f64>,
 }
 
@@ -84,6 +92,7 @@ impl PyConversationView {
     }
 }
 
+/// A worker at one moment.
 #[pyclass(name = "WorkerView", frozen, get_all, module = "conserve")]
 pub(super) struct PyWorkerView {
     id: u16,
@@ -93,19 +102,33 @@ pub(super) struct PyWorkerView {
     tier: Option<String>,
     health: &'static str,
     draining: bool,
+    /// Capacity; None for a prefiller and while it is unknown.
     kv_blocks: Option<u32>,
+    /// Tokens in a block.
     block_size: u32,
+    /// Longest prompt plus answer it takes.
     max_model_len: Option<u32>,
+    /// KV blocks booked: those of conversations pinned to it and those of turns in flight.
     booked_blocks: u32,
+    /// Of these, the blocks of turns in flight.
     reserved_blocks: u32,
+    /// Turns in flight.
     running: u32,
+    /// Conversations pinned to it or on their way.
     conversations: u64,
+    /// Input tokens given to it as a prefiller and not done yet.
     queued_tokens: u32,
+    /// Prefill speed observed; None before any.
     tokens_per_s: Option<f64>,
+    /// What it last said about itself: the share of its KV cache in use, 0 to 1.
     kv_usage: Option<f64>,
+    /// What it last said about itself: requests that run.
     reported_running: Option<u32>,
+    /// What it last said about itself: requests that wait.
     reported_waiting: Option<u32>,
+    /// How old that is.
     report_age_s: Option<f64>,
+    /// When it joined.
     joined_s: f64,
 }
 
@@ -148,6 +171,7 @@ impl PyWorkerView {
     }
 }
 
+/// The router at one moment.
 #[pyclass(name = "Snapshot", frozen, module = "conserve")]
 pub(super) struct PySnapshot(Snapshot);
 
@@ -159,6 +183,7 @@ impl From<Snapshot> for PySnapshot {
 
 #[pymethods]
 impl PySnapshot {
+    /// The live ones in the order in which they joined, then the latest lost ones.
     #[getter]
     fn workers(&self) -> Vec<PyWorkerView> {
         self.0.workers.iter().map(PyWorkerView::from).collect()
@@ -169,11 +194,13 @@ impl PySnapshot {
         self.0.conversations
     }
 
+    /// Turns in line for a decoder.
     #[getter]
     const fn waiting(&self) -> usize {
         self.0.waiting
     }
 
+    /// Other turns that wait: for room on their decoder, or for their conversation to be handed over.
     #[getter]
     const fn waiting_tail(&self) -> usize {
         self.0.waiting_tail
@@ -184,6 +211,7 @@ impl PySnapshot {
         self.0.policy
     }
 
+    /// Totals since the start, by event.
     #[getter]
     fn counters(&self) -> BTreeMap<&'static str, u64> {
         // Every field by name, so that a new one is a compile error here.

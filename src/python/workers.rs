@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use super::convert::{block_size, blocks, literal, optional, tokens};
 use crate::fleet::{Role, WorkerSpec};
 
-/// A worker that prefills first turns.
+/// A worker that prefills the first turn of conversations: it computes the KV of a long prompt
+/// and hands it over.
 #[pyclass(name = "Prefiller", frozen, eq, hash, get_all, module = "conserve")]
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct PyPrefiller {
@@ -18,7 +19,7 @@ pub(super) struct PyPrefiller {
     prefill_backlog_tokens: Option<i64>,
 }
 
-/// A worker that keeps conversations.
+/// A worker that keeps conversations: their KV stays with it and every later turn runs on it.
 #[pyclass(name = "Decoder", frozen, eq, hash, get_all, module = "conserve")]
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct PyDecoder {
@@ -30,7 +31,8 @@ pub(super) struct PyDecoder {
     max_model_len: Option<i64>,
 }
 
-/// A worker that is both.
+/// A worker that is prefiller and decoder at once. It may prefill its own conversations without a
+/// handoff.
 #[pyclass(name = "Worker", frozen, eq, hash, get_all, module = "conserve")]
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct PyWorker {
