@@ -76,13 +76,13 @@ def demo(
         if json_path is not None and not json_path.absolute().parent.is_dir():
             raise ValueError(f"--json {json_path}: there is no folder {json_path.absolute().parent}")
     except ValueError as error:
-        errors.print(f"conserve demo: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"conserve demo: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(WRONG_USE) from None
     try:
         with progress_for(console) as progress:
             report = asyncio.run(run_demo(options, progress))
     except DemoError as error:
-        errors.print(f"conserve demo: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"conserve demo: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(NOT_RUN) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
         errors.print("conserve demo: interrupted; every process it started has ended", markup=False)
