@@ -125,8 +125,8 @@ def read_pids(demo: subprocess.Popen[str], count: int) -> list[int]:
     "number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
 )
 def test_demo_that_is_stopped_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    # Far more turns than can pass while the test runs.
-    argv = [*DEMO, "--model", "random", "--conversations", "4", "--turns", "20", "--max-tokens", "100"]
+    # Answers so long that the demo is still at work when the signal comes.
+    argv = [*DEMO, "--model", "random", "--conversations", "4", "--turns", "6", "--max-tokens", "400"]
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
     ) as demo:

@@ -84,8 +84,8 @@ class Options:
         sent = (
             sizes.prompt_chars + 400 + (self.turns - 1) * (sizes.tool_chars + 160)
         ) * sizes.tokens_per_char
-        # An answer of the random model is seldom valid UTF-8: each byte of it may come back as three.
-        answered = self.turns * self.max_tokens * (3 if self.model == "random" else 1.25)
+        # An answer may read back as a few more tokens than were generated.
+        answered = self.turns * self.max_tokens * 1.25
         return math.ceil(sent + answered)
 
     def kv_blocks(self, conversations: int) -> int:
