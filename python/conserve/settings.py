@@ -101,7 +101,9 @@ class Settings(BaseSettings):
     `URL[,key=value...]`, several separated by spaces. Raises ConfigError, which names the setting and its range.
     """
 
-    model_config = SettingsConfigDict(env_prefix="CONSERVE_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="CONSERVE_", env_ignore_empty=True, frozen=True, extra="forbid"
+    )
 
     # The fleet.
     prefillers: _Workers = Field((), description="Workers that prefill first turns.")

@@ -48,7 +48,7 @@ def _run(*, log_level: str, ready_file: Path | None, **given: object) -> None:
     except ConfigError as error:
         _end(str(error))
     except OSError as error:
-        _end(f"cannot listen on {given.get('host') or 'the address'}: {error}")
+        _end(f"cannot listen: {error.strerror or error}; see --host and --port")
 
 
 def _end(message: str) -> None:
