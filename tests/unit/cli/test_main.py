@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from conserve.cli import commands, main
+
+
+def test_help_names_every_command_and_imports_none(capfd: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import sys; from conserve.cli import main; status = main(['--help']); "
+        "heavy = [name for name in ('fastapi', 'aiohttp', 'uvicorn', 'torch', 'pydantic_settings') if name in sys.modules]; "
+        "assert not heavy, heavy; sys.exit(status)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for name, summary in commands().items():
+        assert name in ended.stdout
+        assert summary.split()[0] in ended.stdout
+    assert "serve" in commands()
+
+
+def test_without_an_extra_the_command_says_which(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [
+        name for name in sys.modules if name.startswith(("conserve.cli.serve", "conserve.settings"))
+    ]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "pydantic_settings", None)
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    assert main(["serve"]) == 2
+    assert "pip install 'conserve-router[proxy]'" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_an_error_of_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["no-such-command"]) == 2
+    assert "no-such-command" in capsys.readouterr().err
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    from conserve import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"conserve {__version__}\n"
+
+
+def test_every_setting_is_an_option_but_the_secret_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    from conserve.settings import Settings
+
+    assert main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    workers = {"prefillers": "prefiller", "decoders": "decoder"}
+    for name in Settings.model_fields:
+        option = f"--{workers.get(name, name).replace('_', '-')}"
+        assert (f"{option} " in shown or f"{option} /" in shown) is (
+            name not in ("secret", "worker_key", "control_key")
+        ), option
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no decoder"),
+        (["--decoder", "d0:1"], "http://host:port"),
+        (["--decoder", "http://d0:1", "--queue-limit", "many"], "queue_limit"),
+        (["--decoder", "http://d0:1", "--log-level", "loud"], "debug, info"),
+        (["--decoder", "http://127.0.0.1:1", "--host", "192.0.2.1"], "cannot listen"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert len(shown.splitlines()) <= 8
