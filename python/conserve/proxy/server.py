@@ -27,6 +27,8 @@ __all__ = ["DoorServer", "serve"]
 logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 2048
+# Agents pause between turns while their tools run; their connections are worth keeping for a while.
+_KEEP_ALIVE_S: Final = 75
 
 
 class DoorServer(uvicorn.Server):
@@ -55,6 +57,7 @@ class DoorServer(uvicorn.Server):
                 date_header=True,
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=2,
+                timeout_keep_alive=_KEEP_ALIVE_S,
             )
         )
 

@@ -1,0 +1,52 @@
+"""The log's one line for each decision worth asking about: where a conversation went, what was refused.
+
+Promises: no prompt, no answer, no credential; of an error only its code, because a worker's message may quote the prompt.
+A turn that runs where its conversation is pinned says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Final
+
+from .errors import Headers
+
+__all__ = ["say"]
+
+logger = logging.getLogger(__name__)
+
+_SLUG: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def say(path: str, status: int, headers: Headers, body: bytes | None) -> None:
+    """Log how a turn was answered; `body` is None for a stream."""
+    level = logging.WARNING if status >= 500 else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    told = {name: value.decode("latin-1") for name, value in headers if name.startswith(b"x-")}
+    request = told.get(b"x-request-id", "-")
+    if status >= 400:
+        logger.log(level, "%s: answered %d %s; request %s", path, status, _code(body), request)
+        return
+    route = told.get(b"x-conserve-route")
+    if route is not None and route != "pinned":
+        prefiller = told.get(b"x-conserve-prefiller")
+        logger.info(
+            "conversation %s: turn %s, %s: decoder %s, %s; request %s",
+            told.get(b"x-conserve-conversation", "-"),
+            told.get(b"x-conserve-turn", "-"),
+            route,
+            told.get(b"x-conserve-decoder", "-"),
+            "no handoff" if prefiller is None else f"handed over from {prefiller}",
+            request,
+        )
+
+
+def _code(body: bytes | None) -> str:
+    try:
+        code = json.loads(body or b"")["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return "without a code"
+    return code if isinstance(code, str) and _SLUG.fullmatch(code) else "without a code"
