@@ -10,8 +10,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import get_args
+
+from pydantic.fields import FieldInfo
 
 from conserve import errors
+from conserve.settings import Settings
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -45,7 +49,43 @@ def errors_page() -> str:
     )
 
 
-PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page}
+def accepted(field: FieldInfo) -> str:
+    """The values a setting takes."""
+    bounds = {}
+    for limit in field.metadata:
+        bounds |= {key: getattr(limit, key) for key in ("gt", "ge", "lt", "le") if hasattr(limit, key)}
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
+    if choices:
+        return ", ".join(f"`{value}`" for value in choices)
+    if field.annotation is bool:
+        return "true, false"
+    return ", ".join(
+        f"{words[key]} {value:g}" if isinstance(value, float) else f"{words[key]} {value}"
+        for key, value in bounds.items()
+    )
+
+
+def settings_page() -> str:
+    """Every setting of the door."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = field.default
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        rows.append(
+            (f"`{name}`", f"`{shown}`" if shown else "", accepted(field), sentence(field.description))
+        )
+    return (
+        "# Settings\n\n"
+        "Each is an argument of `conserve.Settings`, a variable `CONSERVE_<NAME>` and, unless it is secret, an option of\n"
+        "`conserve serve` (`--queue-timeout-s`). Arguments and options win over variables. Times are in seconds.\n\n"
+        + table(("setting", "default", "accepted", "meaning"), rows)
+        + "\nA worker is written `URL[,key=value...]` with the keys `name`, `tier`, `kv_blocks`, `block_size`, `max_model_len`,\n"
+        "`prefill_backlog_tokens` and, for a prefiller under the connector `mooncake`, `bootstrap` and `engine_id`.\n"
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page, "settings.md": settings_page}
 
 
 def main() -> int:

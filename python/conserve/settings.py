@@ -145,7 +145,7 @@ class Settings(BaseSettings):
     max_depth: int = Field(512, ge=8, le=100_000, description="Deepest nesting of a request body.")
     max_conversation_id_bytes: int = Field(256, ge=1, le=65_536, description="Longest conversation id.")
     max_answer_bytes: int = Field(
-        64 * 1024 * 1024, ge=1024, description="Largest answer held in memory whole."
+        64 * 1024 * 1024, ge=1, le=2**30, description="Largest answer held in memory whole."
     )
     retries: int = Field(
         2, ge=0, le=16, description="Further attempts at other workers before the first byte."
