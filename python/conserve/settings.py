@@ -20,10 +20,11 @@ __all__ = ["Role", "Settings", "WorkerAt"]
 Role: TypeAlias = Literal["prefiller", "decoder", "both"]
 
 _NUMBERS: Final = ("kv_blocks", "block_size", "max_model_len", "prefill_backlog_tokens")
-_TEXTS: Final = ("name", "tier")
+_TEXTS: Final = ("name", "tier", "bootstrap", "engine_id")
+_OF_WORKER: Final = ("name", "tier", *_NUMBERS)
 _MEANINGLESS: Final[dict[Role, tuple[str, ...]]] = {
     "prefiller": ("kv_blocks", "block_size"),
-    "decoder": ("prefill_backlog_tokens",),
+    "decoder": ("prefill_backlog_tokens", "bootstrap", "engine_id"),
     "both": (),
 }
 
@@ -39,6 +40,10 @@ class WorkerAt:
     block_size: int | None = None
     max_model_len: int | None = None
     prefill_backlog_tokens: int | None = None
+    bootstrap: str | None = None
+    """Of a prefiller, for connector mooncake: the address of its bootstrap server."""
+    engine_id: str | None = None
+    """Of a prefiller, for connector mooncake: what the transfer layer calls it."""
 
     @classmethod
     def parse(cls, text: str) -> WorkerAt:
@@ -62,10 +67,10 @@ class WorkerAt:
 
     def worker(self, role: Role) -> Prefiller | Decoder | Worker:
         """The same, as the router takes it. What a role has no use for must be absent: ConfigError names it."""
-        given = {key: value for key in (*_TEXTS, *_NUMBERS) if (value := getattr(self, key)) is not None}
-        unknown = [key for key in given if key in _MEANINGLESS[role]]
-        if unknown:
-            raise ConfigError(f"{role} {self.url}: {unknown[0]} means nothing for a {role}", key=unknown[0])
+        for key in _MEANINGLESS[role]:
+            if getattr(self, key) is not None:
+                raise ConfigError(f"{role} {self.url}: {key} means nothing for a {role}", key=key)
+        given = {key: value for key in _OF_WORKER if (value := getattr(self, key)) is not None}
         kinds: dict[Role, Callable[..., Prefiller | Decoder | Worker]] = {
             "prefiller": Prefiller,
             "decoder": Decoder,
@@ -141,18 +146,22 @@ class Settings(BaseSettings):
         description="Headers that name the conversation, first one wins.",
     )
     fingerprint: bool = Field(True, description="Recognise conversations without an id by their history.")
-    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body; above it 413.")
-    max_depth: int = Field(512, ge=8, le=100_000, description="Deepest nesting of a request body.")
-    max_conversation_id_bytes: int = Field(256, ge=1, le=65_536, description="Longest conversation id.")
+    max_body_bytes: int = Field(
+        32 * 1024 * 1024, ge=1, le=2**30, description="Largest request body; above it 413."
+    )
+    max_depth: int = Field(512, ge=4, le=1024, description="Deepest nesting of a request body.")
+    max_messages: int = Field(65_536, ge=1, le=2**20, description="Messages in one request.")
+    max_conversation_id_bytes: int = Field(256, ge=1, le=4096, description="Longest conversation id.")
     max_answer_bytes: int = Field(
         64 * 1024 * 1024, ge=1, le=2**30, description="Largest answer held in memory whole."
     )
     retries: int = Field(
-        2, ge=0, le=16, description="Further attempts at other workers before the first byte."
+        2, ge=0, le=10, description="Further attempts at other workers before the first byte."
     )
     connect_timeout_s: _Seconds = Field(2.0, description="To connect to a worker.")
     prefill_timeout_s: _Seconds = Field(120.0, description="For a prefiller's answer.")
-    first_byte_timeout_s: _Seconds = Field(120.0, description="For a decoder's first byte.")
+    first_byte_timeout_s: _Seconds = Field(120.0, description="For the first byte of a decoder's stream.")
+    answer_timeout_s: _Seconds = Field(600.0, description="For a decoder's answer that is not streamed.")
     stream_idle_timeout_s: _Seconds = Field(60.0, description="Between two pieces of a stream.")
     lease_s: _Seconds = Field(25.0, description="Oldest handoff sent to a decoder; below the engine's lease.")
     forward_authorization: bool = Field(False, description="Pass the client's Authorization to the workers.")
@@ -215,13 +224,16 @@ class Settings(BaseSettings):
             router,
             connector=self.connector,
             max_body_bytes=self.max_body_bytes,
+            peers=self._peers(),
             max_depth=self.max_depth,
+            max_messages=self.max_messages,
             max_conversation_id_bytes=self.max_conversation_id_bytes,
             conversation_headers=self.conversation_headers,
             retries=self.retries,
             queue_timeout_s=self.queue_timeout_s,
             prefill_timeout_s=self.prefill_timeout_s,
             first_byte_timeout_s=self.first_byte_timeout_s,
+            answer_timeout_s=self.answer_timeout_s,
             idle_timeout_s=self.stream_idle_timeout_s,
             connect_timeout_s=self.connect_timeout_s,
             lease_s=self.lease_s,
@@ -230,6 +242,14 @@ class Settings(BaseSettings):
             max_answer_bytes=self.max_answer_bytes,
             fingerprint=self.fingerprint,
         )
+
+    def _peers(self) -> dict[str, tuple[str, str]] | None:
+        named = {
+            at.url: (at.bootstrap, at.engine_id)
+            for role, at in self.workers()
+            if role != "decoder" and at.bootstrap is not None and at.engine_id is not None
+        }
+        return named or None
 
     def secret_bytes(self) -> bytes | None:
         """The 16 bytes of `secret`; raises ConfigError unless it is 32 hexadecimal digits."""

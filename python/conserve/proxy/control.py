@@ -70,7 +70,9 @@ def control_routes(routes: APIRouter, door: Door) -> None:
     async def metrics(request: Request) -> Response:
         if (refusal := _locked(door, request)) is not None:
             return refusal
-        own = door.metrics.exposition(in_flight=len(door.drives), draining=door.draining)
+        own = door.metrics.exposition(
+            in_flight=len(door.drives), draining=door.draining, dispatched=door.dispatcher.counters
+        )
         return PlainTextResponse(
             door.router.metrics() + own, media_type="text/plain; version=0.0.4; charset=utf-8"
         )
@@ -146,6 +148,7 @@ def _fleet(door: Door) -> _Json:
         "in_flight": len(door.drives),
         "draining": door.draining,
         "counters": snapshot.counters,
+        "dispatch": door.dispatcher.counters,
     }
 
 
