@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 __all__ = ["DoorMetrics"]
@@ -15,6 +16,7 @@ _HELP: Final = {
     "conserve_door_client_gone_total": ("counter", "Requests whose client left, by what was under way."),
     "conserve_door_upstream_failures_total": ("counter", "Exchanges with workers that broke, by kind."),
     "conserve_door_relayed_bytes_total": ("counter", "Bytes of streams passed on to clients."),
+    "conserve_dispatch_total": ("counter", "What the dispatcher did beyond the plain way, by kind."),
     "conserve_door_in_flight": ("gauge", "Requests being served, waiting ones included."),
     "conserve_door_draining": ("gauge", "1 while the door takes no new turns."),
 }
@@ -31,8 +33,8 @@ class DoorMetrics:
         self.upstream_failures: Counter[str] = Counter()
         self.relayed_bytes = 0
 
-    def exposition(self, *, in_flight: int, draining: bool) -> str:
-        """The counters as Prometheus text."""
+    def exposition(self, *, in_flight: int, draining: bool, dispatched: Mapping[str, int]) -> str:
+        """The counters as Prometheus text, with those of the dispatcher."""
         rows: dict[str, list[tuple[str, float]]] = {
             "conserve_door_requests_total": [
                 (f'{{route="{route}",status="{status}"}}', count)
@@ -45,6 +47,9 @@ class DoorMetrics:
                 (f'{{kind="{kind}"}}', count) for kind, count in sorted(self.upstream_failures.items())
             ],
             "conserve_door_relayed_bytes_total": [("", self.relayed_bytes)],
+            "conserve_dispatch_total": [
+                (f'{{kind="{kind}"}}', count) for kind, count in sorted(dispatched.items())
+            ],
             "conserve_door_in_flight": [("", in_flight)],
             "conserve_door_draining": [("", int(draining))],
         }
