@@ -19,7 +19,7 @@ class Loop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now_s
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
