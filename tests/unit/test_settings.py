@@ -53,7 +53,7 @@ def test_conversations_may_be_kept_for_ever(text: str) -> None:
         ("decoders", "d0:8000", "http://host:port"),
         ("decoders", "http://d0:8000,kv_blocks=0", "above 0"),
         ("decoders", "http://d0:8000,kv_blocks=1e4", "whole number"),
-        ("decoders", "http://d0:8000,colour=red", "known: name, tier, kv_blocks"),
+        ("decoders", "http://d0:8000,colour=red", "known: name, tier"),
         ("decoders", "http://", "http://host:port"),
         ("no_such_thing", 1, "no such setting"),
     ],
