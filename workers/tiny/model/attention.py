@@ -18,6 +18,8 @@ from conserve_workers.tiny.kv.blocks import NULL_BLOCK
 KEY_TILE = 128
 """Tokens in a tile; a multiple of every supported block size, and of the width of vector registers."""
 _QUERY_BLOCK = 64
+_TILES_AT_ONCE = 32
+"""Tiles of all requests that one batched product covers; far larger temporary arrays cost more than they save."""
 _NEVER = float("-inf")
 
 
@@ -65,7 +67,10 @@ def plan(spans: Sequence[Span], *, block_size: int, device: torch.device) -> Att
         if span.count == 1:
             groups.setdefault(_rounded(-(-(span.start + 1) // KEY_TILE)), []).append(span)
     decodes = tuple(
-        _plan_decodes(group, tiles, block_size, device) for tiles, group in sorted(groups.items())
+        _plan_decodes(group[first : first + size], tiles, block_size, device)
+        for tiles, group in sorted(groups.items())
+        for size in (max(1, _TILES_AT_ONCE // tiles),)
+        for first in range(0, len(group), size)
     )
     return AttentionPlan(prefills, decodes)
 
