@@ -188,7 +188,9 @@ impl Identity {
         let removed = self.by_conversation.pin().remove(&key).copied();
         if let Some(latest) = removed {
             self.unlist(latest.now, key);
-            self.unlist(latest.before, key);
+            if latest.before != latest.now {
+                self.unlist(latest.before, key);
+            }
         }
     }
 
@@ -225,15 +227,19 @@ impl Identity {
     }
 
     fn unlist(&self, fingerprint: u64, key: ConversationKey) {
-        self.by_fingerprint
-            .pin()
-            .compute(fingerprint, |found| match found {
-                Some((_, keys)) if **keys == [key] => Operation::Remove,
-                Some((_, keys)) if keys.contains(&key) => {
-                    Operation::Insert(keys.iter().copied().filter(|other| *other != key).collect())
-                }
-                Some(_) | None => Operation::Abort(()),
-            });
+        let map = self.by_fingerprint.pin();
+        // A map that only `compute` fills and empties never drops the tables that it outgrew (papaya
+        // 0.2.5: 1 ms for each of 100,000 entries that came and went), so the usual case uses `remove_if`.
+        if let Ok(Some(_) | None) = map.remove_if(&fingerprint, |_, keys| **keys == [key]) {
+            return;
+        }
+        map.compute(fingerprint, |found| match found {
+            Some((_, keys)) if **keys == [key] => Operation::Remove,
+            Some((_, keys)) if keys.contains(&key) => {
+                Operation::Insert(keys.iter().copied().filter(|other| *other != key).collect())
+            }
+            Some(_) | None => Operation::Abort(()),
+        });
     }
 }
 
