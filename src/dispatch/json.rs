@@ -8,7 +8,7 @@ mod bytes;
 
 use std::borrow::Cow;
 
-use bytes::{next_special, unescape};
+use bytes::{Ended, pass_string, unescape};
 
 /// Words of the stack of open containers: one bit each.
 const WORDS: usize = 16;
@@ -234,30 +234,10 @@ impl<'a> Scanner<'a> {
     /// Passes a string; its opening quote is here.
     pub(crate) fn string(&mut self) -> Result<Text> {
         let start = self.at + 1;
-        let mut at = start;
-        let mut escaped = false;
-        loop {
-            at = next_special(self.bytes, at);
-            match self.bytes.get(at) {
-                Some(b'"') => break,
-                Some(b'\\') => {
-                    escaped = true;
-                    at = self.escape(at)?;
-                }
-                Some(_) => {
-                    return Err(Malformed::Expected {
-                        what: "control character inside a string",
-                        at,
-                    });
-                }
-                None => {
-                    return Err(Malformed::Expected {
-                        what: "a string without its end",
-                        at,
-                    });
-                }
-            }
-        }
+        let (at, escaped) = match pass_string(self.bytes, start) {
+            Ended::Quote { at, escaped } => (at, escaped),
+            Ended::Wrong { what, at } => return Err(Malformed::Expected { what, at }),
+        };
         self.at = at + 1;
         if at - start >= BLOB_MIN_BYTES && self.bytes[start..].starts_with(b"data:") {
             self.blobs += 1;
@@ -345,23 +325,6 @@ impl<'a> Scanner<'a> {
         }
         self.at += 1;
         Ok(text)
-    }
-
-    fn escape(&self, at: usize) -> Result<usize> {
-        match self.bytes.get(at + 1) {
-            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => Ok(at + 2),
-            Some(b'u') => match self.bytes.get(at + 2..at + 6) {
-                Some(digits) if digits.iter().all(u8::is_ascii_hexdigit) => Ok(at + 6),
-                _ => Err(Malformed::Expected {
-                    what: "expected four hexadecimal digits",
-                    at: at + 2,
-                }),
-            },
-            _ => Err(Malformed::Expected {
-                what: "unknown escape",
-                at,
-            }),
-        }
     }
 
     fn number(&mut self) -> Result<()> {

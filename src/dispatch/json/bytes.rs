@@ -1,34 +1,120 @@
 //! The bytes of a string: where plain ones end, and what escaped ones stand for.
 
-/// The first quote, backslash or control character from `at` on, or the end.
-pub(super) fn next_special(bytes: &[u8], mut at: usize) -> usize {
-    while let Some(word) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) {
-        let found = specials(u64::from_le_bytes(*word));
-        if found != 0 {
-            return at + found.trailing_zeros() as usize / 8;
+use wide::u8x16;
+
+/// Bytes looked at together.
+const BLOCK: usize = 32;
+
+/// How a string goes on from its first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// At this quote.
+    Quote { at: usize, escaped: bool },
+    /// It does not: what is wrong there.
+    Wrong { what: &'static str, at: usize },
+}
+
+/// Passes the bytes of a string whose first one stands at `at`.
+///
+/// Code and tool output hold an escape every few bytes, so one block is looked at once, however many escapes it holds.
+pub(super) fn pass_string(bytes: &[u8], mut at: usize) -> Ended {
+    let mut escaped = false;
+    loop {
+        let Some(block) = bytes.get(at..).and_then(<[u8]>::first_chunk::<BLOCK>) else {
+            return pass_slowly(bytes, at, escaped);
+        };
+        let mut found = specials(block);
+        let mut next = BLOCK;
+        while found != 0 {
+            let place = found.trailing_zeros() as usize;
+            match bytes[at + place] {
+                b'"' => {
+                    return Ended::Quote {
+                        at: at + place,
+                        escaped,
+                    };
+                }
+                b'\\' => match pass_escape(bytes, at + place) {
+                    Ok(end) => {
+                        escaped = true;
+                        let behind = end - at;
+                        if behind >= BLOCK {
+                            next = behind;
+                            break;
+                        }
+                        found &= u32::MAX << behind;
+                    }
+                    Err(wrong) => return wrong,
+                },
+                _ => return control_character(at + place),
+            }
         }
-        at += 8;
+        at += next;
     }
-    let rest = &bytes[at.min(bytes.len())..];
-    at + rest
-        .iter()
-        .position(|&byte| is_special(byte))
-        .unwrap_or(rest.len())
 }
 
-pub(super) fn is_special(byte: u8) -> bool {
-    byte == b'"' || byte == b'\\' || byte < 0x20
+/// The same for the last bytes of a text.
+fn pass_slowly(bytes: &[u8], mut at: usize, mut escaped: bool) -> Ended {
+    loop {
+        match bytes.get(at) {
+            Some(b'"') => return Ended::Quote { at, escaped },
+            Some(b'\\') => match pass_escape(bytes, at) {
+                Ok(end) => {
+                    escaped = true;
+                    at = end;
+                }
+                Err(wrong) => return wrong,
+            },
+            Some(..0x20) => return control_character(at),
+            Some(_) => at += 1,
+            None => {
+                return Ended::Wrong {
+                    what: "a string without its end",
+                    at,
+                };
+            }
+        }
+    }
 }
 
-/// The high bit of each byte of the word that is special.
-pub(super) fn specials(word: u64) -> u64 {
-    const LOW: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = 0x8080_8080_8080_8080;
-    // The high bit of each byte that is zero; exact for every byte, as nothing is carried from one to the next.
-    let zero = |x: u64| !(((x & !HIGH) + !HIGH) | x) & HIGH;
-    zero(word ^ (LOW * u64::from(b'"')))
-        | zero(word ^ (LOW * u64::from(b'\\')))
-        | zero(word & (LOW * 0xe0))
+fn control_character(at: usize) -> Ended {
+    Ended::Wrong {
+        what: "control character inside a string",
+        at,
+    }
+}
+
+/// The end of the escape that begins at `at`.
+fn pass_escape(bytes: &[u8], at: usize) -> Result<usize, Ended> {
+    match bytes.get(at + 1) {
+        Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => Ok(at + 2),
+        Some(b'u') => match bytes.get(at + 2..at + 6) {
+            Some(digits) if digits.iter().all(u8::is_ascii_hexdigit) => Ok(at + 6),
+            _ => Err(Ended::Wrong {
+                what: "expected four hexadecimal digits",
+                at: at + 2,
+            }),
+        },
+        _ => Err(Ended::Wrong {
+            what: "unknown escape",
+            at,
+        }),
+    }
+}
+
+/// Bit i is set when byte i is a quote, a backslash or a control character.
+#[inline]
+pub(super) fn specials(block: &[u8; BLOCK]) -> u32 {
+    let (low, high) = block.split_at(BLOCK / 2);
+    let half = |bytes: &[u8]| {
+        let text = u8x16::new(bytes.try_into().expect("half of a block"));
+        let last_control = u8x16::splat(0x1f);
+        let found = text.cmp_eq(u8x16::splat(b'"'))
+            | text.cmp_eq(u8x16::splat(b'\\'))
+            | text.max(last_control).cmp_eq(last_control);
+        found.move_mask().cast_unsigned()
+    };
+    half(low) | half(high) << (BLOCK / 2)
 }
 
 /// The bytes that an escaped string stands for; the scanner has found its escapes well formed.

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::bytes::{is_special, specials};
+use super::bytes::specials;
 use super::*;
 
 fn accepts(text: &[u8]) -> bool {
@@ -11,17 +11,40 @@ fn accepts(text: &[u8]) -> bool {
 }
 
 #[test]
-fn every_byte_at_every_place_of_a_word_is_told_apart() {
+fn every_byte_at_every_place_of_a_block_is_told_apart() {
     for byte in 0..=255_u8 {
-        for place in 0..8 {
-            let mut word = [0xff; 8];
-            word[place] = byte;
-            let expected = u64::from(is_special(byte)) << (8 * place + 7);
+        for place in 0..32 {
+            let mut block = [0xff; 32];
+            block[place] = byte;
+            let is_special = byte == b'"' || byte == b'\\' || byte < 0x20;
             assert_eq!(
-                specials(u64::from_le_bytes(word)),
-                expected,
+                specials(&block),
+                u32::from(is_special) << place,
                 "byte {byte} at {place}"
             );
+        }
+    }
+}
+
+#[test]
+fn strings_end_where_they_end_wherever_blocks_end() {
+    for length in 0..100 {
+        for escape in ["", "\\n", "\\\"", "\\u00e9", "\\\\"] {
+            for place in 0..=length {
+                let text = format!(
+                    "\"{}{escape}{}\"{}",
+                    "a".repeat(place),
+                    "b".repeat(length - place),
+                    " ".repeat(40)
+                );
+                let found = Scanner::new(text.as_bytes(), 1).string().unwrap();
+                assert_eq!(
+                    found.inside,
+                    Span::new(1, 1 + length + escape.len()),
+                    "{text:?}"
+                );
+                assert_eq!(found.escaped, !escape.is_empty());
+            }
         }
     }
 }
@@ -106,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn strings_mean_what_serde_json_says(text in r#"([a-zé"\\]|\\n|\\u00[0-9a-f]{2}|\\ud83d|\\ude00|\\/){0,40}"#) {
+    fn strings_mean_what_serde_json_says(text in r#"([a-zé"\\]|\\n|\\u00[0-9a-f]{2}|\\ud83d|\\ude00|\\/|[a-z]{20}){0,40}"#) {
         let quoted = format!("\"{text}\"");
         let mut scanner = Scanner::new(quoted.as_bytes(), 1);
         let ours = scanner.string().and_then(|found| scanner.finish().map(|()| found)).ok();
