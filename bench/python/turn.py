@@ -2,8 +2,8 @@
 
     python bench/python/turn.py [--turns 200000] [--runs 7] [--out bench/results/python-turn.json]
 
-Three ways in, in the same run: `Router` (`with`), `Router` (`async with`, no waiting), and `NaiveRouter` below: the same
-decision in pure Python, a dict guarded by a lock. One thread, then several on one router (the GIL allows one at a time).
+In the same run: `Router` by `with`, the same reading the route, `async with` (no waiting), and `NaiveRouter` below: the
+same decision in pure Python, a dict guarded by a lock. One thread, then several on one router (the GIL allows one at a time).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import Self
 
 from conserve import Decoder, Prefiller, Router, __version__
 
-CONVERSATIONS = 1_000
+# A multiple of BATCH for each of eight threads.
+CONVERSATIONS = 1_600
 BATCH = 100
 PROMPT, OUTPUT = 3_912, 87
 
@@ -96,6 +97,22 @@ def batches(router: Router | NaiveRouter, names: list[str], turns: int) -> list[
         began = clock()
         for name in some:
             with router.turn(name, prompt_tokens=PROMPT) as turn:
+                turn.finish(output_tokens=OUTPUT)
+        samples.append((clock() - began) / len(some))
+    return samples
+
+
+def routed_batches(router: Router, names: list[str], turns: int) -> list[float]:
+    """The same, and the URL of the decoder is read, as a caller that sends the turn there must."""
+    clock = time.perf_counter_ns
+    samples = []
+    for start in range(0, turns, BATCH):
+        first = start % len(names)
+        some = names[first : first + BATCH]
+        began = clock()
+        for name in some:
+            with router.turn(name, prompt_tokens=PROMPT) as turn:
+                _ = turn.route.decoder
                 turn.finish(output_tokens=OUTPUT)
         samples.append((clock() - began) / len(some))
     return samples
@@ -185,6 +202,7 @@ def main() -> None:
     ours, naive = fleet(), NaiveRouter(8, 1_000_000)
     ways: dict[str, Callable[[], list[float]]] = {
         "router_with": lambda: batches(ours, names, chosen.turns),
+        "router_with_route_read": lambda: routed_batches(ours, names, chosen.turns),
         "router_async_with": lambda: async_batches(ours, names, chosen.turns),
         "naive_dict_and_lock": lambda: batches(naive, names, chosen.turns),
     }

@@ -300,8 +300,9 @@ class Router:
 class TurnContext:
     """What `Router.turn` returns: enter it once with `with` or `async with` to get the `Turn`.
 
-    Leaving settles the turn: an exception fails it (`asyncio.CancelledError` as "client_gone", TimeoutError as
-    "timeout"), else what was not finished is finished with the tokens known so far.
+    Leaving settles the turn. An exception fails it: `asyncio.CancelledError` as "client_gone", TimeoutError and
+    WorkerTimeout as "timeout", other WorkerErrors by their phase as "prefill_failed" or "decoder_error", all else as
+    "dropped". Without one, what was not finished is finished with the tokens known so far.
     """
 
     def __enter__(self) -> Turn: ...

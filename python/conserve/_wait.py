@@ -65,7 +65,8 @@ def in_line_blocking(ticket: Ticket) -> Turn:
             turn = ticket.take()
             if turn is not None:
                 return turn
-            ready.wait(ticket.remaining_s())
+            remaining_s = ticket.remaining_s()
+            ready.wait(None if remaining_s is None else min(remaining_s, threading.TIMEOUT_MAX))
     finally:
         ticket.leave()
 

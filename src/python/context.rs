@@ -100,11 +100,11 @@ impl PyTurnContext {
             .map_err(|refused| self.refused(py, &refused))
     }
 
-    fn leave(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn leave(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) {
         let state = std::mem::replace(&mut *self.lock(), State::Left);
         match state {
             State::Entered(turn) => turn.get().leave(py, error),
-            State::Fresh | State::Entering | State::Left => Ok(()),
+            State::Fresh | State::Entering | State::Left => {}
         }
     }
 }
@@ -131,8 +131,8 @@ impl PyTurnContext {
         _kind: &Bound<'_, PyAny>,
         error: Option<&Bound<'_, PyAny>>,
         _trace: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.leave(py, error)
+    ) {
+        self.leave(py, error);
     }
 
     fn __aenter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -157,9 +157,9 @@ impl PyTurnContext {
         _kind: &Bound<'_, PyAny>,
         error: Option<&Bound<'_, PyAny>>,
         _trace: &Bound<'_, PyAny>,
-    ) -> PyResult<Ready> {
-        self.leave(py, error)?;
-        Ok(Ready::new(py.None()))
+    ) -> Ready {
+        self.leave(py, error);
+        Ready::new(py.None())
     }
 }
 

@@ -1,9 +1,12 @@
 //! The core's errors as the exceptions of `conserve.errors`. Codes and statuses come from the core (I8).
 
+use pyo3::exceptions::PyTimeoutError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 
 use crate::error::{ConfigError, JoinError, Rejected};
+use crate::event::FailReason;
 
 mod raised {
     use pyo3::import_exception;
@@ -14,6 +17,8 @@ mod raised {
     import_exception!(conserve.errors, Overloaded);
     import_exception!(conserve.errors, PromptTooLong);
     import_exception!(conserve.errors, Rejected);
+    import_exception!(conserve.errors, WorkerError);
+    import_exception!(conserve.errors, WorkerTimeout);
 }
 
 /// `conversation` is the id that the caller used.
@@ -95,4 +100,33 @@ fn config(py: Python<'_>, message: &str, key: &str, accepted: &str) -> PyErr {
         Ok(error) => PyErr::from_value(error),
         Err(error) => error,
     }
+}
+
+/// What an exception that leaves a `with` block says about the turn.
+pub(super) fn why_failed(error: &Bound<'_, PyAny>) -> PyResult<FailReason> {
+    let py = error.py();
+    if error.is_instance_of::<PyTimeoutError>() || error.is_instance_of::<raised::WorkerTimeout>() {
+        return Ok(FailReason::Timeout);
+    }
+    if error.is_instance_of::<raised::WorkerError>() {
+        let prefill = error.getattr(intern!(py, "phase"))?.eq("prefill")?;
+        return Ok(if prefill {
+            FailReason::PrefillFailed
+        } else {
+            FailReason::DecoderError
+        });
+    }
+    // Where asyncio was never imported, nothing of it can have been raised.
+    let modules = py
+        .import(intern!(py, "sys"))?
+        .getattr(intern!(py, "modules"))?;
+    let cancelled = match modules.get_item(intern!(py, "asyncio.exceptions")) {
+        Ok(module) => error.is_instance(&module.getattr(intern!(py, "CancelledError"))?)?,
+        Err(_) => false,
+    };
+    Ok(if cancelled {
+        FailReason::ClientGone
+    } else {
+        FailReason::Dropped
+    })
 }

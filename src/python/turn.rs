@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use super::convert::{optional, tokens};
+use super::errors::why_failed;
 use super::route::PyRoute;
 use super::router::WorkerName;
 use super::shell::Shell;
@@ -74,15 +75,14 @@ impl PyTurn {
     }
 
     /// The end of a `with` block, left with `error` or without.
-    pub(super) fn leave(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    pub(super) fn leave(&self, py: Python<'_>, error: Option<&Bound<'_, PyAny>>) {
         match error {
             None => self.settle(py, |turn, now| turn.finish(Usage::default(), now)),
             Some(error) => {
-                let why = why_failed(py, error)?;
+                let why = why_failed(error).unwrap_or(FailReason::Dropped);
                 self.settle(py, |turn, now| turn.fail(why, now))
             }
         };
-        Ok(())
     }
 }
 
@@ -207,15 +207,4 @@ impl Drop for PyTurn {
 
 fn settled_already() -> PyErr {
     PyRuntimeError::new_err("this turn was settled already")
-}
-
-fn why_failed(py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<FailReason> {
-    let cancelled = py.import("asyncio")?.getattr("CancelledError")?;
-    Ok(if error.is_instance(&cancelled)? {
-        FailReason::ClientGone
-    } else if error.is_instance_of::<PyTimeoutError>() {
-        FailReason::Timeout
-    } else {
-        FailReason::Dropped
-    })
 }

@@ -168,6 +168,20 @@ def test_snapshot_tells_the_fleet(make_router: MakeRouter) -> None:
     assert [w.role for w in snapshot.workers] == ["prefiller", "decoder", "decoder"]
 
 
+def test_metrics_are_prometheus_text(make_router: MakeRouter) -> None:
+    router = make_router()
+    with router.turn("task-42", prompt_tokens=160) as turn:
+        turn.finish(output_tokens=0)
+    lines = [line for line in router.metrics().splitlines() if line]
+    samples = [line for line in lines if not line.startswith("#")]
+    assert len(samples) > 20
+    for line in samples:
+        name, _, value = line.rpartition(" ")
+        assert name.startswith("conserve_"), line
+        float(value)
+    assert len({line.rpartition(" ")[0] for line in samples}) == len(samples), "each series once"
+
+
 def test_manual_clock_goes_forward_only(clock: ManualClock) -> None:
     clock.advance(1.25)
     clock.advance(0)

@@ -237,6 +237,23 @@ def test_thread_waits_in_line_when_given_time(make_router: MakeRouter) -> None:
     assert decoder == ["http://d0:8000"]
 
 
+def test_thread_may_wait_for_ages(make_router: MakeRouter) -> None:
+    router = make_router(clock=None)
+    filler = fill(router)
+
+    def make_room() -> None:
+        while router.snapshot().waiting == 0:
+            time.sleep(0.001)  # Until the other thread is in line; there is nothing to wait on.
+        filler.finish(output_tokens=0)
+        router.close("filler")
+
+    helper = threading.Thread(target=make_room)
+    helper.start()
+    with router.turn("task-42", prompt_tokens=16, timeout_s=1e15) as turn:
+        assert turn.route.decoder == "http://d0:8000"
+    helper.join(timeout=20)
+
+
 def test_thread_gives_up_after_its_time(make_router: MakeRouter) -> None:
     # Real time: what is tested is the wait of the thread.
     router = make_router(clock=None)

@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from conserve import ManualClock, NoWorkers, Overloaded, PromptTooLong, Router
+from conserve import (
+    ManualClock,
+    NoWorkers,
+    Overloaded,
+    PromptTooLong,
+    Router,
+    WorkerProtocolError,
+    WorkerTimeout,
+    WorkerUnavailable,
+)
 
 MakeRouter = Callable[..., Router]
 
@@ -154,6 +163,30 @@ def test_exception_gives_the_booking_back(make_router: MakeRouter) -> None:
         "a first turn that never reached its decoder leaves nothing"
     )
     router.check()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (asyncio.CancelledError(), "client_gone"),
+        (TimeoutError(), "timeout"),
+        (WorkerTimeout("d0 is silent"), "timeout"),
+        (WorkerUnavailable("p0 is gone", phase="prefill"), "prefill_failed"),
+        (WorkerProtocolError("d0 answered nonsense"), "decoder_error"),
+        (KeyError(), "dropped"),
+        (KeyboardInterrupt(), "dropped"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value,
+)
+def test_exception_says_why_the_turn_failed(
+    make_router: MakeRouter, error: BaseException, reason: str
+) -> None:
+    router = make_router()
+    with pytest.raises(type(error)), router.turn("task-42", prompt_tokens=160):
+        raise error
+    failed = [line for line in router.metrics().splitlines() if "failed" in line and line.endswith(" 1")]
+    assert len(failed) == 1, failed
+    assert f'"{reason}"' in failed[0]
 
 
 def test_exception_on_turn_n_keeps_the_pin(make_router: MakeRouter) -> None:
