@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from conserve_workers.tiny.engine import Engine
 from conserve_workers.tiny.model.load import Loaded, load
@@ -112,6 +114,34 @@ def test_abort_gives_blocks_back_in_every_state(loaded: Loaded) -> None:
     assert bench.engine.pool.used == 0
     assert bench.engine.counters.finished["abort"] == 2
     bench.engine.stop()
+
+
+def test_abort_interrupts_a_chunk_and_disturbs_nobody(loaded: Loaded, bench: Bench) -> None:
+    expected = bench.text("a neighbour ", replace(GREEDY, max_tokens=40))
+    busy = start(loaded, chunk_tokens=2048)
+    aborted = threading.Event()
+    forward, layers = loaded.model.forward, []
+
+    def watched(*arguments: Any, unwanted: Callable[[], bool], **options: Any) -> torch.Tensor:
+        def ask() -> bool:
+            layers.append(len(arguments[0]))
+            if len(arguments[0]) > 1000 and not aborted.is_set():
+                busy.engine.abort("long")
+                aborted.set()
+            return unwanted()
+
+        return forward(*arguments, unwanted=ask, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaded.model, "forward", watched)
+        busy.submit("short", "a neighbour ", replace(GREEDY, max_tokens=40))
+        busy.submit("long", "x" * 1500)
+        text, _last = busy.finish("short")["short"]
+        busy.settle()
+    assert text == expected
+    assert sum(1 for tokens in layers if tokens > 1000) == 1, "given up before its second layer"
+    assert busy.engine.pool.used == 0
+    busy.engine.stop()
 
 
 def test_abort_during_a_fetch_gives_blocks_back_when_it_has_ended(bench: Bench) -> None:

@@ -26,6 +26,7 @@ from conserve_workers.tiny.inbox import Abort, Fetched, Message, Refused, Sent, 
 from conserve_workers.tiny.kv.blocks import BlockPool
 from conserve_workers.tiny.kv.store import KvStore
 from conserve_workers.tiny.model.attention import Span
+from conserve_workers.tiny.model.llama import Interrupted
 from conserve_workers.tiny.model.load import Loaded
 from conserve_workers.tiny.options import Options
 from conserve_workers.tiny.request import FinishReason, Output, Request, Sampling
@@ -96,6 +97,8 @@ class Engine:
             on_end=lambda request_id, received, error: self._inbox.put(Fetched(request_id, received, error)),
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._aborting: set[str] = set()
+        """Requests whose abort is in the inbox."""
         self._stopping = False
         self._ended = False
         self._idle_waiters: list[threading.Event] = []
@@ -138,6 +141,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Forget a request; no further output of it is sent. An unknown id is none of our business."""
+        self._aborting.add(request_id)
         self._inbox.put(Abort(request_id))
 
     def wait_idle(self, *, timeout_s: float) -> bool:
@@ -226,6 +230,7 @@ class Engine:
         self._count()
 
     def _on_abort(self, request_id: str) -> None:
+        self._aborting.discard(request_id)
         live = self._live.get(request_id)
         if live is None:
             return
@@ -278,7 +283,18 @@ class Engine:
             tokens += work.job.tokens[work.start : work.start + work.count]
             if work.last:
                 wanted.append(len(tokens) - 1)
-        logits = self._loaded.model.forward(tokens, spans, self.store, wanted=wanted)
+        prefilling = frozenset(work.job.request.id for work in step.work if work.count > 1)
+        try:
+            logits = self._loaded.model.forward(
+                tokens,
+                spans,
+                self.store,
+                wanted=wanted,
+                # A chunk of a long prompt takes seconds on a slow machine; a client that left should not hold it.
+                unwanted=lambda: not prefilling.isdisjoint(self._aborting),
+            )
+        except Interrupted:
+            return True
         ending = [work for work in step.work if work.last]
         chosen = sample(logits, [self._choice(work) for work in ending]) if ending else []
         for work in step.work:

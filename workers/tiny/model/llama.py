@@ -8,7 +8,7 @@ Leaves to others: which tokens, at which positions, in which blocks (`scheduler`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,10 @@ class Weights:
     head: Matrix
 
 
+class Interrupted(Exception):  # noqa: N818 - nothing went wrong
+    """A forward pass was given up because nobody wants its result any more."""
+
+
 class LlamaModel:
     """Computes logits, and keys and values as it goes."""
 
@@ -64,11 +68,20 @@ class LlamaModel:
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Sequence[int], spans: Sequence[Span], store: KvStore, *, wanted: Sequence[int]
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        store: KvStore,
+        *,
+        wanted: Sequence[int],
+        unwanted: Callable[[], bool] | None = None,
     ) -> Tensor:
         """Compute the tokens of `spans`, write their keys and values, and return logits `[len(wanted), output vocab]`.
 
         `tokens` lists the new tokens of all spans in row order; `wanted` are the rows to compute logits for.
+
+        Raises:
+            Interrupted: `unwanted`, asked before each layer, said so. The same pass can be made again later.
         """
         config, rows = self.config, self.rows
         height = rows.padded(len(tokens))
@@ -95,6 +108,8 @@ class LlamaModel:
         )
         scale = config.head_dim**-0.5
         for number, layer in enumerate(self.weights.layers):
+            if unwanted is not None and unwanted():
+                raise Interrupted
             normed = functional.rms_norm(hidden, (config.hidden,), layer.norm, config.norm_eps)
             projected = rows.product(normed, layer.qkv).view(height, -1, config.head_dim)
             queries, keys, values = torch.split(
