@@ -12,7 +12,7 @@ from conserve.settings import Settings
 
 from . import errors
 from .door import Door
-from .routes import routes_of
+from .routes import ShortWay, routes_of
 
 __all__ = ["create_app"]
 
@@ -29,6 +29,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPI(title="ConServe", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.door = door
     app.include_router(routes_of(door))
+    app.add_middleware(ShortWay, door=door)
     app.add_exception_handler(HTTPException, _no_such_route)
     app.add_exception_handler(RequestValidationError, _bad_query)
     app.add_exception_handler(Exception, _failed)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, TypeAlias
+from typing import Final
+
+from starlette.types import Message, Receive
 
 from .errors import Headers, body_of
 
-__all__ = ["Disconnected", "Receive", "Refused", "Send", "linger", "read"]
-
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+__all__ = ["Disconnected", "Refused", "linger", "read"]
 
 # How much of a refused body is read and dropped before the connection is closed, so that a client that sends first and
 # reads later still sees the answer instead of a reset.
@@ -79,7 +77,7 @@ async def linger(receive: Receive) -> None:
         return
 
 
-def _piece(message: MutableMapping[str, Any]) -> bytes:
+def _piece(message: Message) -> bytes:
     if message["type"] != "http.request":
         raise Disconnected
     piece: bytes = message.get("body", b"")

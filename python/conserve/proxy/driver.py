@@ -12,9 +12,10 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from starlette.types import Receive, Send
+
 from conserve._core import Call, Collect, Finish, Relay, Reply, Stream, Wait
 
-from .body import Receive, Send
 from .decisions import say
 from .errors import Headers, body_of
 from .upstream import Failure, kind_of, lower, read_whole

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from conserve._core import Router
 from conserve.errors import ConserveError
 from conserve.settings import Settings
 
 from . import errors
-from .body import Disconnected, Receive, Refused, Send, linger, read
+from .body import Disconnected, Refused, linger, read
 from .control import control_routes
 from .door import Door
 from .driver import Drive
 
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+__all__ = ["ShortWay", "openai_routes", "routes_of"]
 
-__all__ = ["openai_routes", "routes_of"]
+TURNS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def openai_routes(router_or_settings: Router | Settings, *, settings: Settings | None = None) -> APIRouter:
@@ -52,26 +52,46 @@ def routes_of(door: Door) -> APIRouter:
 
     @routes.post("/v1/chat/completions", include_in_schema=False)
     async def chat_completions(request: Request) -> Response:
-        return Turned(door, request, "/v1/chat/completions")
+        return Turned(door, request.scope, "/v1/chat/completions")
 
     @routes.post("/v1/completions", include_in_schema=False)
     async def completions(request: Request) -> Response:
-        return Turned(door, request, "/v1/completions")
+        return Turned(door, request.scope, "/v1/completions")
 
     control_routes(routes, door)
     return routes
 
 
+class ShortWay:
+    """Middleware that takes turns past the framework's routing; all else, wrong methods too, goes the usual way.
+
+    For the door's own app, whose routes have no dependencies: it saves a third of a turn's time in Python.
+    """
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a turn, or pass the request on."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if path in TURNS:
+                await Turned(self._door, scope, path)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
 class Turned(Response):
     """The answer to one turn: reads the body and drives the dispatch when the server asks for the response."""
 
-    def __init__(self, door: Door, request: Request, route: str) -> None:
+    def __init__(self, door: Door, scope: Scope, route: str) -> None:
         self.background = None
         self._door = door
-        self._sent: errors.Headers = request.scope["headers"]
+        self._sent: errors.Headers = scope["headers"]
         self._route = route
 
-    async def __call__(self, _: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         """Serve the turn."""
         door, settings = self._door, self._door.settings
         if door.draining:

@@ -52,6 +52,7 @@ class DoorServer(uvicorn.Server):
                 ws="none",
                 lifespan="on",
                 access_log=False,
+                proxy_headers=False,
                 log_config=None,
                 server_header=False,
                 date_header=True,
