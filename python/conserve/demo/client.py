@@ -92,6 +92,10 @@ async def stream_chat(
         raise ServingError(f"no complete answer within {timeout_s:g} s", text=reading.text) from None
     except aiohttp.ClientError as error:
         raise ServingError(f"the connection broke: {error}", text=reading.text) from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ServingError(
+            f"the stream is not one of chat completions: {error}", text=reading.text
+        ) from error
     ended = time.perf_counter()
     return reading.answer(
         headers=answer_headers,

@@ -50,7 +50,7 @@ async def run_demo(options: Options, progress: Progress) -> Report:
         raise DemoError(str(error)) from error
     except (DemoError, SupervisorError) as error:
         raise DemoError(f"{error}\nThe logs of all processes are in {logs}") from error
-    except aiohttp.ClientError as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         raise DemoError(f"the router or a worker did not answer: {error}\nThe logs are in {logs}") from error
     if not report.problems:
         shutil.rmtree(logs, ignore_errors=True)

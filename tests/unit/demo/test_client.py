@@ -47,6 +47,8 @@ class Stub:
         for event in self.events:
             if event == "hang":
                 await self.hang.wait()
+            elif event == "raw":
+                await response.write(b"data: {half\n\n")
             elif event == "done":
                 await response.write(b"data: [DONE]\n\n")
             else:
@@ -106,6 +108,8 @@ async def test_whole_stream_gives_text_tokens_usage_and_headers(stub: Stub) -> N
         (["garbage"], "502: <html>"),
         ([*GOOD], r"without \[DONE\]"),
         ([*GOOD[:3], "done"], "no usage"),
+        ([GOOD[1], "raw"], "is not one of chat completions"),
+        ([[1, 2]], "is not one of chat completions"),
         (
             [GOOD[1], {"error": {"message": "decoder d0 was lost", "code": "worker_unavailable"}}],
             "decoder d0 was lost",
