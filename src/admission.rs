@@ -4,7 +4,7 @@
 //! served before newcomers, decoder by decoder (I6); a ticket can be cancelled by dropping it.
 //! Leaves to others: what a waiter needs (`router`), who frees it (`occupancy` tells the giver).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -84,6 +84,8 @@ pub(crate) struct Queues {
     pub(crate) followers: BTreeMap<(ConversationKey, u64), Waiter>,
     /// Whether the workers were told that newcomers wait.
     pub(crate) flagged: bool,
+    /// The decoders that were told that somebody waits to grow on them.
+    pub(crate) growing: BTreeSet<WorkerId>,
 }
 
 impl Queues {

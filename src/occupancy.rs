@@ -230,6 +230,13 @@ impl Occupancy {
         flags(before) != 0
     }
 
+    /// Whether somebody waits. For whoever changed something else that a waiter looks at: a waiter
+    /// that is not seen here looks after this, and so sees the change.
+    pub(crate) fn somebody_waits(&self) -> bool {
+        // AcqRel, and a write: it takes its place among the waiters' writes of the flag.
+        flags(self.0.fetch_or(0, Ordering::AcqRel)) != 0
+    }
+
     /// Tells those who give back that somebody waits, or no longer.
     pub(crate) fn flag(&self, flag: u64, waits: bool) {
         self.update(|word| {

@@ -77,13 +77,8 @@ pub struct TurnView {
 pub enum Shortage {
     /// No decoder takes conversations.
     Decoders,
-    /// No decoder has room under the low watermark. `best` would with `blocks` freed.
-    Blocks {
-        /// The decoder that lacks least.
-        best: WorkerId,
-        /// What the turn needs there.
-        need: Blocks,
-    },
+    /// No decoder has room under the low watermark.
+    Blocks,
     /// Every prefiller has its fill of queued prompts.
     Prefill,
 }

@@ -24,8 +24,16 @@ impl Policy for Strict {
         if turn.home.is_some() {
             return Decision::Stay;
         }
+        let able: Vec<_> = able_prefillers(turn, fleet, &[]).collect();
+        let is_open = |worker: &&WorkerView| worker.queued < worker.backlog_limit;
         let choice = match choose_decoder(turn, fleet) {
             Ok(choice) => choice,
+            // Room would not help yet.
+            Err(Decision::Wait(Shortage::Blocks))
+                if !able.is_empty() && !able.iter().any(is_open) =>
+            {
+                return Decision::Wait(Shortage::Prefill);
+            }
             Err(instead) => return instead,
         };
         let place = |prefiller, reason| Decision::Place {
@@ -36,14 +44,10 @@ impl Policy for Strict {
             reason,
         };
         let (free, decoders) = (choice.ceiling.less(choice.decoder.booked), choice.compared);
-        let able: Vec<_> = able_prefillers(turn, fleet, &[]).collect();
         if able.is_empty() {
             return place(None, Reason::OnDecoder { free, decoders });
         }
-        let open = able
-            .iter()
-            .copied()
-            .filter(|worker| worker.queued < worker.backlog_limit);
+        let open = able.iter().copied().filter(is_open);
         let Some((prefiller, prefillers)) = first_done(turn, open, Some(choice.decoder.id)) else {
             return Decision::Wait(Shortage::Prefill);
         };
@@ -89,7 +93,7 @@ struct DecoderChoice<'a> {
 
 fn choose_decoder<'a>(turn: &TurnView, fleet: &'a Observed) -> Result<DecoderChoice<'a>, Decision> {
     let mut limit = None;
-    let mut lacking: Option<(u32, WorkerId, Blocks)> = None;
+    let mut lacks_room = false;
     let mut best: Option<(u32, u64, DecoderChoice<'a>)> = None;
     let mut compared = 0;
     for worker in fleet
@@ -109,10 +113,7 @@ fn choose_decoder<'a>(turn: &TurnView, fleet: &'a Observed) -> Result<DecoderCho
         let after = worker.booked.plus(need);
         let fits_now = after <= ceiling || worker.booked == Blocks::ZERO;
         if worker.growth_waits || !fits_now {
-            let lack = after.less(ceiling).get();
-            if lacking.is_none_or(|(least, ..)| lack < least) {
-                lacking = Some((lack, worker.id, need));
-            }
+            lacks_room = true;
             continue;
         }
         compared += 1;
@@ -134,11 +135,11 @@ fn choose_decoder<'a>(turn: &TurnView, fleet: &'a Observed) -> Result<DecoderCho
             ));
         }
     }
-    match (best, lacking, limit) {
-        (Some((_, _, choice)), ..) => Ok(DecoderChoice { compared, ..choice }),
-        (None, Some((_, best, need)), _) => Err(Decision::Wait(Shortage::Blocks { best, need })),
-        (None, None, Some(limit)) => Err(Decision::TooLong { limit }),
-        (None, None, None) => Err(Decision::Wait(Shortage::Decoders)),
+    match (best, limit) {
+        (Some((_, _, choice)), _) => Ok(DecoderChoice { compared, ..choice }),
+        (None, _) if lacks_room => Err(Decision::Wait(Shortage::Blocks)),
+        (None, Some(limit)) => Err(Decision::TooLong { limit }),
+        (None, None) => Err(Decision::Wait(Shortage::Decoders)),
     }
 }
 

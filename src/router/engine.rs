@@ -266,16 +266,19 @@ impl Engine {
             .blocks(asking.prompt)
             .less(state.blocks);
         let ceiling = Ceiling::capacity(capacity);
-        let mut reservation = decoder
-            .occupancy
-            .try_reserve(growth, ceiling, asking.rank());
-        if reservation.is_none()
-            && self.config.evict_idle
-            && self.make_room(decoder, growth, ceiling, Some(conversation), now)
-        {
-            reservation = decoder
+        let reserve = || {
+            decoder
                 .occupancy
-                .try_reserve(growth, ceiling, asking.rank());
+                .try_reserve(growth, ceiling, asking.rank())
+        };
+        let mut reservation = reserve();
+        if reservation.is_none() && self.config.evict_idle {
+            let (rank, spare) = (asking.rank(), Some(conversation));
+            let freed = self.make_room(decoder, growth, ceiling, rank, spare, now);
+            reservation = reserve();
+            if freed.somebody_waits && !asking.waited {
+                self.serve(now);
+            }
         }
         let Some(reservation) = reservation else {
             return Attempt::Wait(Queue::Growth(decoder.id), Lack::Room);
@@ -311,6 +314,7 @@ impl Engine {
             reason,
             arrived: asking.arrived,
             started: now,
+            handed_over: true,
             from: None,
         };
         self.announce(&grant, asking.waited, now);
@@ -352,7 +356,7 @@ impl Engine {
                 waited,
             });
         }
-        if grant.places() {
+        if !grant.handed_over {
             let prefiller = grant.prefiller;
             self.observers.tell(|| Event::Placed {
                 at: now,

@@ -32,16 +32,8 @@ pub(crate) struct Grant {
     pub(crate) reason: Reason,
     pub(crate) arrived: Timestamp,
     pub(crate) started: Timestamp,
+    /// Nothing is left to hand over: the turn did, or its conversation was there already.
+    pub(crate) handed_over: bool,
     /// Where the conversation was before, if this turn moves it.
     pub(crate) from: Option<WorkerId>,
-}
-
-impl Grant {
-    /// This turn brings the conversation to its decoder.
-    pub(crate) fn places(&self) -> bool {
-        match self.kind {
-            TurnKind::First | TurnKind::Relocated => true,
-            TurnKind::Pinned => false,
-        }
-    }
 }

@@ -5,6 +5,7 @@
 //! Leaves to others: moving bytes (`dispatch` and the doors), reading a clock.
 
 mod engine;
+mod evict;
 mod grant;
 mod placing;
 mod settle;

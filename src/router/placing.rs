@@ -66,23 +66,14 @@ impl Engine {
         };
         let mut booked = self.book(&turn, asking, now);
         if self.config.evict_idle
-            && let Err(Decision::Wait(Shortage::Blocks { best, need })) = booked
+            && (asking.waited || self.line.newcomers() == 0)
+            && let Err(Decision::Wait(Shortage::Blocks)) = booked
         {
-            let decoder = self.fleet.worker(best);
-            let capacity = decoder.capacity().unwrap_or_default();
-            let shared = capacity.share(self.config.low_watermark);
-            let ceiling = Ceiling {
-                shared,
-                alone: capacity,
-            };
-            if self.make_room(
-                decoder,
-                need,
-                ceiling,
-                known.map(|(conversation, _)| conversation),
-                now,
-            ) {
-                booked = self.book(&turn, asking, now);
+            let spare = known.map(|(conversation, _)| conversation);
+            let freed = self.make_room_somewhere(asking.prompt, spare, now);
+            booked = self.book(&turn, asking, now);
+            if freed.somebody_waits && !asking.waited {
+                self.serve(now);
             }
         }
         match booked {
@@ -218,6 +209,7 @@ impl Engine {
             reason,
             arrived: asking.arrived,
             started: now,
+            handed_over: false,
             from: asking.from,
         };
         self.line.admitted(now);

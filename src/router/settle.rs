@@ -63,6 +63,9 @@ impl Engine {
     /// The decoder has the KV: the conversation is pinned and holds what was booked for its prompt,
     /// those that waited for it may run.
     pub(crate) fn hand_over(&self, grant: &mut Grant, now: Timestamp) {
+        if std::mem::replace(&mut grant.handed_over, true) {
+            return;
+        }
         let (decoder, blocks) = (grant.decoder, grant.reserved);
         let moved = grant
             .conversation
@@ -130,9 +133,18 @@ impl Engine {
             took,
             blocks,
         });
-        if settled.somebody_waits {
+        if settled.somebody_waits || self.may_help(settled.after) {
             self.serve(now);
         }
+    }
+
+    /// Whether somebody waits whom the end of a turn may let run although it gave nothing back: the
+    /// next turn of the same conversation, which now needs less; one that may evict the conversation
+    /// now that it is idle; the last one that leaves a draining decoder.
+    /// They look at where the conversation is, which need not be where the turn was.
+    fn may_help(&self, after: State) -> bool {
+        let waited_for = |id| self.fleet.worker(id).occupancy.somebody_waits();
+        (after.in_flight > 0 || self.config.evict_idle) && after.decoder.is_some_and(waited_for)
     }
 
     /// Turns the reservation into blocks of the conversation. Alone in flight, the turn knows what
@@ -190,9 +202,9 @@ impl Engine {
         self.dequeue(grant, None, now);
         let decoder = self.fleet.worker(grant.decoder);
         let never_pinned = !grant.conversation.was_pinned();
-        let (places, lost) = (grant.places(), why == FailReason::DecoderLost);
+        let (brings, lost) = (!grant.handed_over, why == FailReason::DecoderLost);
         let step = |state: State| -> Result<State, std::convert::Infallible> {
-            let brings = places && state.phase == ConversationPhase::Placing;
+            let brings = brings && state.phase == ConversationPhase::Placing;
             Ok(if !state.is_on(grant.decoder) || !(brings || lost) {
                 state.leave()
             } else if brings && never_pinned && state.in_flight == 1 {
@@ -245,7 +257,7 @@ impl Engine {
             self.serve_those_of(key, now);
             return;
         }
-        if somebody_waits {
+        if somebody_waits || self.may_help(after) {
             self.serve(now);
         }
     }

@@ -35,7 +35,6 @@ pub struct Turn {
     settled: bool,
     /// Made when asked for: most turns only settle.
     route: OnceLock<Route>,
-    handed_over: bool,
     latest: Timestamp,
 }
 
@@ -49,13 +48,12 @@ impl fmt::Debug for Turn {
 
 impl Turn {
     pub(super) fn new(anchor: Arc<Anchor>, grant: Grant) -> Self {
-        let (latest, handed_over) = (grant.started, !grant.places());
+        let latest = grant.started;
         Self {
             anchor,
             grant,
             settled: false,
             route: OnceLock::new(),
-            handed_over,
             latest,
         }
     }
@@ -102,10 +100,7 @@ impl Turn {
     /// Also to be called at the first byte of a turn that needs no handoff; later calls do nothing.
     pub fn handed_over(&mut self, now: Timestamp) {
         self.latest = now;
-        if !self.handed_over {
-            self.handed_over = true;
-            self.anchor.hand_over(&mut self.grant, now);
-        }
+        self.anchor.hand_over(&mut self.grant, now);
     }
 
     /// The prefiller failed: the next one that is not in `avoid`, with the same decoder. `None`:

@@ -1,15 +1,12 @@
 //! What operators and time do to conversations and workers.
 
-use std::sync::Arc;
-
 use super::engine::Engine;
 use crate::conversation::{Conversation, ConversationPhase, Refused, State};
 use crate::error::JoinError;
 use crate::event::{CloseReason, Event, LostReason};
-use crate::fleet::{Worker, WorkerSpec};
-use crate::occupancy::Ceiling;
+use crate::fleet::WorkerSpec;
 use crate::report::WorkerReport;
-use crate::units::{Blocks, ConversationKey, Timestamp, WorkerId};
+use crate::units::{ConversationKey, Timestamp, WorkerId};
 
 /// What a sweep did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -121,73 +118,6 @@ impl Engine {
             blocks,
         });
         swept
-    }
-
-    /// Takes the bookings of the longest idle conversations of `decoder` until `need` fits under
-    /// `ceiling`; takes none if that would not be enough. `spare` is the one that asks.
-    pub(super) fn make_room(
-        &self,
-        decoder: &Worker,
-        need: Blocks,
-        ceiling: Ceiling,
-        spare: Option<&Arc<Conversation>>,
-        now: Timestamp,
-    ) -> bool {
-        let lack = u64::from(
-            decoder
-                .occupancy
-                .books()
-                .booked
-                .plus(need)
-                .less(ceiling.shared)
-                .get(),
-        );
-        if need > ceiling.shared || decoder.occupancy.books().growth_waits {
-            return false;
-        }
-        let mut idle = Vec::new();
-        self.table.for_each(|key, conversation| {
-            let state = conversation.state();
-            let here =
-                state.decoder == Some(decoder.id) && state.phase == ConversationPhase::Pinned;
-            let asks = spare.is_some_and(|spare| Arc::ptr_eq(spare, conversation));
-            if here && !asks && state.in_flight == 0 && state.blocks > Blocks::ZERO {
-                idle.push((
-                    conversation.last_used(),
-                    key,
-                    state,
-                    Arc::clone(conversation),
-                ));
-            }
-        });
-        let all: u64 = idle
-            .iter()
-            .map(|(_, _, state, _)| u64::from(state.blocks.get()))
-            .sum();
-        if all < lack {
-            return false;
-        }
-        idle.sort_unstable_by_key(|(used, key, ..)| (*used, *key));
-        let mut freed = 0;
-        for (_, key, state, conversation) in idle {
-            if freed >= lack {
-                break;
-            }
-            if conversation.replace(state, state.unpin()) {
-                decoder.conversations.sub(1);
-                decoder.occupancy.release(state.blocks);
-                freed += u64::from(state.blocks.get());
-                self.tally.of(key).evicted.add(1);
-                let (decoder, blocks) = (decoder.id, state.blocks);
-                self.observers.tell(|| Event::Evicted {
-                    at: now,
-                    key,
-                    decoder,
-                    blocks,
-                });
-            }
-        }
-        freed >= lack
     }
 
     pub(super) fn set_draining(&self, id: WorkerId, draining: bool, now: Timestamp) {

@@ -156,11 +156,14 @@ impl Engine {
                     self.fleet.flag_newcomers(true);
                 }
             }
-            Queue::Growth(decoder) => self
-                .fleet
-                .worker(decoder)
-                .occupancy
-                .flag(GROWTH_WAITS, true),
+            Queue::Growth(decoder) => {
+                if queues.growing.insert(decoder) {
+                    self.fleet
+                        .worker(decoder)
+                        .occupancy
+                        .flag(GROWTH_WAITS, true);
+                }
+            }
             Queue::Followers => {}
         }
     }
@@ -218,15 +221,37 @@ impl Engine {
                     .next()
                     .map(|((decoder, _), _)| *decoder);
             }
+            self.tell_givers_less(queues);
             moved |= self.serve_newcomers(queues, wakers, now);
             if !moved {
                 break;
             }
         }
+        self.tell_givers_less(queues);
+    }
+
+    /// Lets those who give back know that nobody waits any more, where that is so.
+    fn tell_givers_less(&self, queues: &mut Queues) {
         if queues.flagged && queues.newcomers.is_empty() {
             queues.flagged = false;
             self.fleet.flag_newcomers(false);
         }
+        let Queues {
+            growing, growth, ..
+        } = queues;
+        growing.retain(|decoder| {
+            let waits = growth
+                .range((*decoder, 0)..=(*decoder, u64::MAX))
+                .next()
+                .is_some();
+            if !waits {
+                self.fleet
+                    .worker(*decoder)
+                    .occupancy
+                    .flag(GROWTH_WAITS, false);
+            }
+            waits
+        });
     }
 
     fn serve_growth(
@@ -256,10 +281,6 @@ impl Engine {
             }
             moved = true;
         }
-        self.fleet
-            .worker(decoder)
-            .occupancy
-            .flag(GROWTH_WAITS, false);
         moved
     }
 

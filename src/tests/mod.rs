@@ -4,4 +4,9 @@
 mod begin;
 #[cfg(not(loom))]
 mod line;
+#[cfg(not(loom))]
+mod model;
+#[cfg(not(loom))]
+mod naive;
+#[cfg(not(loom))]
 pub(crate) mod support;

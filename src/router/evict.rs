@@ -1,0 +1,142 @@
+//! Taking the bookings of idle conversations for turns that need the room, where the operator allows.
+//!
+//! The longest idle go first, and none goes unless enough can go.
+
+use std::sync::Arc;
+
+use super::engine::Engine;
+use crate::conversation::{Conversation, ConversationPhase, State};
+use crate::event::Event;
+use crate::fleet::Worker;
+use crate::occupancy::{Ceiling, Rank};
+use crate::units::{Blocks, ConversationKey, Timestamp, Tokens};
+
+/// What an eviction brought.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Freed {
+    /// The turn fits now.
+    pub(super) enough: bool,
+    /// Others wait for what was freed.
+    pub(super) somebody_waits: bool,
+}
+
+/// One that may be evicted.
+type Idle = (Timestamp, ConversationKey, State, Arc<Conversation>);
+
+impl Engine {
+    /// Makes room for a conversation that has no place, on the decoder that lacks least of those
+    /// where it can be made. `spare` is the one that asks.
+    pub(super) fn make_room_somewhere(
+        &self,
+        prompt: Tokens,
+        spare: Option<&Arc<Conversation>>,
+        now: Timestamp,
+    ) -> Freed {
+        let mut able = Vec::new();
+        self.fleet.for_each_live(|worker| {
+            let holds = worker.prompt_limit().is_some_and(|limit| prompt <= limit);
+            if worker.role.decodes() && worker.is_open() && holds {
+                let need = worker.block_size().blocks(prompt);
+                let ceiling = self.newcomers_ceiling(worker);
+                let lack = worker
+                    .occupancy
+                    .books()
+                    .booked
+                    .plus(need)
+                    .less(ceiling.shared);
+                able.push((lack, worker, need, ceiling));
+            }
+        });
+        able.sort_by_key(|(lack, worker, ..)| (*lack, worker.id));
+        let freed = able.into_iter().map(|(_, worker, need, ceiling)| {
+            self.make_room(worker, need, ceiling, Rank::Arriving, spare, now)
+        });
+        freed
+            .into_iter()
+            .find(|freed| freed.enough)
+            .unwrap_or_default()
+    }
+
+    fn newcomers_ceiling(&self, worker: &Worker) -> Ceiling {
+        let capacity = worker.capacity().unwrap_or_default();
+        Ceiling {
+            shared: capacity.share(self.config.low_watermark),
+            alone: capacity,
+        }
+    }
+
+    /// Evicts idle conversations of `decoder` until `need` fits under `ceiling`.
+    pub(super) fn make_room(
+        &self,
+        decoder: &Worker,
+        need: Blocks,
+        ceiling: Ceiling,
+        rank: Rank,
+        spare: Option<&Arc<Conversation>>,
+        now: Timestamp,
+    ) -> Freed {
+        let books = decoder.occupancy.books();
+        let others_first = books.growth_waits && rank == Rank::Arriving;
+        if need > ceiling.alone || others_first {
+            return Freed::default();
+        }
+        let lack = if need <= ceiling.shared {
+            books.booked.plus(need).less(ceiling.shared)
+        } else {
+            books.booked // it fits alone only
+        };
+        let lack = u64::from(lack.get());
+        let mut idle = self.idle_on(decoder, spare);
+        let all: u64 = idle
+            .iter()
+            .map(|(_, _, state, _)| u64::from(state.blocks.get()))
+            .sum();
+        if all < lack {
+            return Freed::default();
+        }
+        idle.sort_unstable_by_key(|(used, key, ..)| (*used, *key));
+        let (mut freed, mut somebody_waits) = (0, false);
+        for (_, key, state, conversation) in idle {
+            if freed >= lack {
+                break;
+            }
+            // A turn that began since is in the word, and the exchange fails.
+            if conversation.replace(state, state.unpin()) {
+                decoder.conversations.sub(1);
+                somebody_waits |= decoder.occupancy.release(state.blocks);
+                freed += u64::from(state.blocks.get());
+                self.tally.of(key).evicted.add(1);
+                let (decoder, blocks) = (decoder.id, state.blocks);
+                self.observers.tell(|| Event::Evicted {
+                    at: now,
+                    key,
+                    decoder,
+                    blocks,
+                });
+            }
+        }
+        Freed {
+            enough: freed >= lack,
+            somebody_waits,
+        }
+    }
+
+    fn idle_on(&self, decoder: &Worker, spare: Option<&Arc<Conversation>>) -> Vec<Idle> {
+        let mut idle = Vec::new();
+        self.table.for_each(|key, conversation| {
+            let state = conversation.state();
+            let here =
+                state.decoder == Some(decoder.id) && state.phase == ConversationPhase::Pinned;
+            let asks = spare.is_some_and(|spare| Arc::ptr_eq(spare, conversation));
+            if here && !asks && state.in_flight == 0 && state.blocks > Blocks::ZERO {
+                idle.push((
+                    conversation.last_used(),
+                    key,
+                    state,
+                    Arc::clone(conversation),
+                ));
+            }
+        });
+        idle
+    }
+}
