@@ -140,8 +140,15 @@ class Door:
         while True:
             await asyncio.sleep(_TICK_S)
             ticks += 1
-            self.router.tick()
-            if ticks % _SWEEP_EVERY_TICKS == 0:
-                swept = await asyncio.to_thread(self.router.sweep)
-                if swept.conversations:
-                    logger.info("swept %d idle conversations, %d blocks", swept.conversations, swept.blocks)
+            try:
+                self.router.tick()
+                if ticks % _SWEEP_EVERY_TICKS == 0:
+                    await self._sweep()
+            except Exception:
+                logger.exception("the router's clock failed; it goes on")
+
+    async def _sweep(self) -> None:
+        # In a thread: sweeping a million conversations takes a while, and turns go on meanwhile.
+        swept = await asyncio.to_thread(self.router.sweep)
+        if swept.conversations:
+            logger.info("swept %d idle conversations, %d blocks", swept.conversations, swept.blocks)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import aiohttp
 
+from conserve.errors import ConfigError
 from conserve.settings import Role, Settings, WorkerAt
 
 from .report import Report
@@ -62,7 +63,7 @@ class Watched:
 
 
 class Watch:
-    """Watches every worker of one router."""
+    """Watches every worker of one router. Raises ConfigError for workers that could never join."""
 
     def __init__(self, router: Router, dispatcher: Dispatcher, settings: Settings) -> None:
         self._router = router
@@ -73,8 +74,16 @@ class Watch:
         self._headers: dict[str, str] = {}
         if settings.worker_key is not None:
             self._headers["authorization"] = f"Bearer {settings.worker_key.get_secret_value()}"
-        self.workers = [Watched(role, at) for role, at in settings.workers()]
-        known = {watched.at.url: watched for watched in self.workers}
+        self.workers: list[Watched] = []
+        known: dict[str, Watched] = {}
+        for role, at in settings.workers():
+            at.worker(role)
+            if at.url in known:
+                raise ConfigError(
+                    f"worker {at.url} is given twice; one that prefills and decodes goes under both"
+                )
+            known[at.url] = Watched(role, at)
+            self.workers.append(known[at.url])
         for row in router.snapshot().workers:
             if row.health == "lost":
                 continue

@@ -68,6 +68,8 @@ def test_every_setting_is_an_option_but_the_secret_ones(capsys: pytest.CaptureFi
         (["--decoder", "http://d0:1", "--queue-limit", "many"], "queue_limit"),
         (["--decoder", "http://d0:1", "--log-level", "loud"], "debug, info"),
         (["--decoder", "http://127.0.0.1:1", "--host", "192.0.2.1"], "cannot listen"),
+        (["--decoder", "http://d0:1", "--prefiller", "http://d0:1/"], "given twice"),
+        (["--decoder", "http://d0:1", "--prefiller", "http://p0:1,kv_blocks=9"], "kv_blocks means nothing"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_line(
