@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Wake, Waker};
 
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 /// Wake-ups and dead callbacks of one router that Python has not seen yet.
@@ -38,10 +39,8 @@ impl Wakes {
         while self.any.load(Ordering::Relaxed) {
             let Noted { due, dead } = self.take();
             for woken in &due {
-                if let Some(callback) = &woken.callback
-                    && let Err(error) = callback.call0(py)
-                {
-                    error.write_unraisable(py, Some(callback.bind(py)));
+                if let Some(callback) = &woken.callback {
+                    call(callback.bind(py));
                 }
             }
             drop((due, dead));
@@ -60,6 +59,23 @@ impl Wakes {
         // Relaxed: written and cleared under the lock; the list itself is guarded by it.
         self.any.store(true, Ordering::Relaxed);
     }
+}
+
+fn call(callback: &Bound<'_, PyAny>) {
+    let py = callback.py();
+    let Err(mut error) = callback.call0() else {
+        return;
+    };
+    // Ctrl-C came while the callback ran. Whoever waits is woken all the same, and the interrupt comes again when
+    // the caller's own code goes on.
+    if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+        let again = callback
+            .call0()
+            .and_then(|_| py.import("_thread")?.call_method0("interrupt_main"));
+        let Err(second) = again else { return };
+        error = second;
+    }
+    error.write_unraisable(py, Some(callback));
 }
 
 struct Callback {

@@ -128,6 +128,8 @@ class RouterMachine(RuleBasedStateMachine):
             )
         assert route.turn > known.turns, "turn numbers only grow"
         known.turns, known.decoder = route.turn, route.decoder_id
+        # A conversation that is placed is pinned when its KV has arrived.
+        known.pinned = known.pinned and route.kind == "pinned"
         self.open.append(Open(conversation, known, turn))
 
     # ---------------------------------------------------------------------------------------- turns proceed

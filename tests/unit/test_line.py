@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
-from conserve import Decoder, ManualClock, Overloaded, Prefiller, Router, Turn
+from conserve import Decoder, ManualClock, Overloaded, Prefiller, Router, Turn, _wait
 
 MakeRouter = Callable[..., Router]
 
@@ -216,6 +217,31 @@ async def test_entering_unawaited_books_nothing(make_router: MakeRouter) -> None
     gc.collect()
     assert sum(w.booked_blocks for w in router.snapshot().workers) == 0
     router.check()
+
+
+async def test_interrupt_during_a_wake_up_is_late_and_wakes(
+    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = make_router()
+    fill(router).finish(output_tokens=0)
+    waiting = asyncio.create_task(enter(router, "task-42"))
+    await settle()
+    wake, interrupts = _wait._Waker.__call__, iter([KeyboardInterrupt])
+
+    def interrupted(waker: _wait._Waker) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+        wake(waker)
+
+    monkeypatch.setattr(_wait._Waker, "__call__", interrupted)
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        router.close("filler")
+        assert await waiting == "http://d0:8000"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert came == [signal.SIGINT]
 
 
 def test_thread_waits_in_line_when_given_time(make_router: MakeRouter) -> None:
