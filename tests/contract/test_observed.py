@@ -76,10 +76,11 @@ def test_client_that_leaves_frees_its_request_and_blocks(worker: Worker) -> None
     events = worker.stream("/v1/completions", prompt="abc " * 20, max_tokens=3000, min_tokens=3000)
     next(events)
     assert worker.metrics()["vllm:num_requests_running"] == 1
-    left_s = time.monotonic()
+    before = worker.metrics()["vllm:generation_tokens_total"]
     events.close()  # type: ignore[attr-defined]
     worker.await_metric("vllm:num_requests_running", 0)
-    assert time.monotonic() - left_s < 1.0, "far less than the 3,000 tokens that were asked for take"
+    generated = worker.metrics()["vllm:generation_tokens_total"] - before
+    assert generated < 1500, "3,000 tokens were asked for"
     worker.await_metric("vllm:kv_cache_usage_perc", 0)
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 START_S = 60.0
+WAIT_S = 20.0
 PREFILL_ONLY = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -93,9 +95,10 @@ class Worker:
         return samples
 
     def await_metric(self, name: str, value: float) -> float:
-        """Ask until a sample has a value; fails with the last one after a while. Reading is the only way to know."""
+        """Ask until a sample has a value; fails with the last one after a while. Asking is the only way to know."""
         latest = float("nan")
-        for _ in range(500):
+        deadline_s = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline_s:
             latest = self.metrics()[name]
             if latest == value:
                 return latest
