@@ -117,7 +117,9 @@ def measure(process: Process, arguments: argparse.Namespace, body: bytes) -> dic
 
 def main() -> None:
     """Measure, print, maybe write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=5)
@@ -126,12 +128,23 @@ def main() -> None:
     arguments = parser.parse_args()
     message = {"role": "user", "content": "x" * arguments.body_bytes}
     body = json.dumps({"model": "mock", "messages": [message], "stream": True, "max_tokens": 8}).encode()
-    worker = Process(sys.executable, "-m", "conserve_workers.mock", "--role", "both", "--kv-blocks", "1000000", "--forget")
+    worker = Process(
+        sys.executable, "-m", "conserve_workers.mock", "--role", "both", "--kv-blocks", "1000000", "--forget"
+    )
     doors = {
         "direct": worker,
         "naive": Process(sys.executable, "-c", NAIVE, worker.url),
         "conserve": Process(
-            sys.executable, "-m", "conserve.cli", "serve", "--port", "0", "--decoder", worker.url, "--log-level", "error"
+            sys.executable,
+            "-m",
+            "conserve.cli",
+            "serve",
+            "--port",
+            "0",
+            "--decoder",
+            worker.url,
+            "--log-level",
+            "error",
         ),
     }
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in doors}
@@ -143,20 +156,28 @@ def main() -> None:
         for process in doors.values():
             process.stop()
     figures: dict[str, Any] = {
-        name: {key: statistics.median(each[key] for each in found) for key in found[0]} for name, found in rounds.items()
+        name: {key: statistics.median(each[key] for each in found) for key in found[0]}
+        for name, found in rounds.items()
     }
     for name, found in figures.items():
         print(f"{name:9}", "  ".join(f"{key} {value:9.1f}" for key, value in found.items()))
     ratios = {
-        key: figures["conserve"][key] / figures["naive"][key] for key in ("requests_per_s", "cpu_us_per_request")
+        key: figures["conserve"][key] / figures["naive"][key]
+        for key in ("requests_per_s", "cpu_us_per_request")
     }
     print("conserve / naive:", "  ".join(f"{key} {value:.2f}" for key, value in ratios.items()))
     if arguments.json is not None:
         told = {
             "question": (__doc__ or "").splitlines()[0],
             "command": sys.argv,
-            "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
-            "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+            "machine": {
+                "cpus": os.cpu_count(),
+                "python": platform.python_version(),
+                "system": platform.platform(),
+            },
+            "commit": subprocess.run(
+                ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+            ).stdout.strip(),
             "rounds": rounds,
             "median": figures,
             "conserve_over_naive": ratios,

@@ -23,7 +23,7 @@ def fault(chance: random.Random) -> dict[str, object]:
     kind = chance.choice(
         ["none"] * 6 + ["latency", "status", "reset", "close", "garbage", "stall", "no_done", "split"]
     )
-    return {
+    faults: dict[str, dict[str, object]] = {
         "none": {},
         "latency": {"latency_s": chance.random() * 0.05, "interval_s": 0.001},
         "status": {"status": chance.choice([400, 429, 500, 503])},
@@ -33,7 +33,8 @@ def fault(chance: random.Random) -> dict[str, object]:
         "stall": {"stall_at": chance.randrange(2_000)},
         "no_done": {"no_done": True},
         "split": {"split": chance.randrange(1, 40)},
-    }[kind]
+    }
+    return faults[kind]
 
 
 async def agent(c: Cluster, name: str, chance: random.Random, seen: Counter[str]) -> None:
