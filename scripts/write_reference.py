@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import get_args
 
+from library_reference import library_page
 from pydantic.fields import FieldInfo
 
 from conserve import errors
@@ -85,7 +86,11 @@ def settings_page() -> str:
     )
 
 
-PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page, "settings.md": settings_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "errors.md": errors_page,
+    "library.md": library_page,
+    "settings.md": settings_page,
+}
 
 
 def main() -> int:
