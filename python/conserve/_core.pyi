@@ -706,5 +706,5 @@ class Finish:
 
 _Action: TypeAlias = Wait | Call | Stream | Relay | Collect | Reply | Finish
 _Failure: TypeAlias = Literal[
-    "connect", "reset", "connect_timeout", "first_byte_timeout", "idle_timeout", "too_large", "protocol"
+    "connect", "unreachable", "reset", "connect_timeout", "first_byte_timeout", "idle_timeout", "too_large", "protocol"
 ]

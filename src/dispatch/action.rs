@@ -6,7 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::headers::Header;
-use crate::error::Phase;
+use crate::error::{Phase, WorkerErrorKind};
+use crate::event::FailReason;
 use crate::units::{Timestamp, WorkerId};
 
 /// The next thing to do for one request.
@@ -103,8 +104,11 @@ pub enum TimeoutKind {
 /// What went wrong between a driver and a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Failure {
-    /// Nothing listens there, or the name cannot be resolved: the request was not sent.
+    /// The connection was refused: nothing listens there, so what it held is gone.
     Connect,
+    /// It could not be reached for another reason (no route, no name, no free socket): nothing was sent, and nothing is
+    /// known of it.
+    Unreachable,
     /// The connection ended before the answer was complete.
     Reset,
     /// Too slow.
@@ -116,12 +120,13 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The failure of that name: `connect`, `reset`, `connect_timeout`, `first_byte_timeout`, `idle_timeout`,
+    /// The failure of that name: `connect`, `unreachable`, `reset`, `connect_timeout`, `first_byte_timeout`, `idle_timeout`,
     /// `too_large`, `protocol`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "connect" => Self::Connect,
+            "unreachable" => Self::Unreachable,
             "reset" => Self::Reset,
             "connect_timeout" => Self::Timeout(TimeoutKind::Connect),
             "first_byte_timeout" => Self::Timeout(TimeoutKind::FirstByte),
@@ -132,10 +137,31 @@ impl Failure {
         })
     }
 
+    /// What the client is told.
+    pub(crate) const fn kind(self) -> WorkerErrorKind {
+        match self {
+            Self::Connect | Self::Unreachable | Self::Reset => WorkerErrorKind::Unavailable,
+            Self::Timeout(_) => WorkerErrorKind::Timeout,
+            Self::TooLarge | Self::Protocol => WorkerErrorKind::Protocol,
+        }
+    }
+
+    /// Why a turn failed whose decoder failed like this. Only a refused connection proves that the KV is gone.
+    pub(crate) const fn reason(self) -> FailReason {
+        match self {
+            Self::Connect => FailReason::DecoderLost,
+            Self::Timeout(_) => FailReason::Timeout,
+            Self::Unreachable | Self::Reset | Self::TooLarge | Self::Protocol => {
+                FailReason::DecoderError
+            }
+        }
+    }
+
     /// As the predicate of a sentence whose subject is the worker.
     pub(crate) const fn predicate(self) -> &'static str {
         match self {
             Self::Connect => "refused the connection",
+            Self::Unreachable => "could not be reached",
             Self::Reset => "closed the connection before its answer was complete",
             Self::Timeout(TimeoutKind::Connect) => "did not accept a connection in time",
             Self::Timeout(TimeoutKind::FirstByte) => "did not begin to answer in time",

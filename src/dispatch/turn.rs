@@ -38,6 +38,8 @@ pub struct Dispatch {
     request: Option<Request>,
     /// How often the turn was begun again.
     again: u32,
+    /// A decoder that failed this request.
+    doubted: Option<WorkerId>,
     state: State,
 }
 
@@ -108,6 +110,7 @@ impl Dispatch {
             opened,
             request: None,
             again: 0,
+            doubted: None,
             state: State::Opened,
         }
     }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "TooLargeError", "Upstreams", "kind_of", "lower", "read_whole"]
 
 Failure: TypeAlias = Literal[
-    "connect", "reset", "connect_timeout", "first_byte_timeout", "idle_timeout", "too_large", "protocol"
+    "connect", "unreachable", "reset", "connect_timeout", "first_byte_timeout", "idle_timeout", "too_large", "protocol"
 ]
 
 # Engines behind uvicorn close a connection that was idle for five seconds. Ours must go first: a request sent into a
@@ -112,8 +112,11 @@ def kind_of(error: Exception) -> Failure | None:
     match error:
         case aiohttp.ConnectionTimeoutError():
             return "connect_timeout"
-        case aiohttp.ClientConnectorError():
+        case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
             return "connect"
+        case aiohttp.ClientConnectorError():
+            # No name, no route, or no file descriptor left of ours: that says nothing about the worker.
+            return "unreachable"
         case TimeoutError():
             return "first_byte_timeout"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError() | aiohttp.ClientPayloadError():

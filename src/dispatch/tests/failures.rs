@@ -380,3 +380,74 @@ fn no_room_waits_and_then_says_when_to_come_back() {
     third.gone();
     world.untouched();
 }
+
+#[test]
+fn a_decoder_that_cannot_be_reached_is_not_lost() {
+    let world = world(0, 2);
+    let home = world.open(&TASK, &chat("")).succeed();
+    let mut turn = world.open(&TASK, &chat(""));
+    turn.start().call(&home);
+    turn.failed(Failure::Unreachable).call(&home);
+    turn.failed(Failure::Unreachable).call(&home);
+    turn.failed(Failure::Unreachable)
+        .error(503, "worker_unavailable");
+    assert_eq!(
+        world.events(|event| matches!(event, Event::WorkerLost { .. })),
+        0
+    );
+    assert_eq!(world.booked(), 4, "the pin and its blocks stay");
+    world.settled();
+    let mut first = world.open(&[("x-session-id", "b")], &chat(""));
+    let Action::Call(asked) = first.start() else {
+        panic!("a decoder is asked")
+    };
+    assert_ne!(
+        *asked.name, *home,
+        "a doubted decoder gets no new conversation"
+    );
+    first.gone();
+}
+
+#[test]
+fn a_first_turn_leaves_a_decoder_that_cannot_be_reached() {
+    let world = world(1, 2);
+    let mut turn = world.open(&TASK, &chat(""));
+    turn.start().call("p0");
+    let Action::Call(away) = turn.answered(200, PREFILLED) else {
+        panic!("a decoder is asked")
+    };
+    for _ in 0..2 {
+        let again = turn.failed(Failure::Unreachable).call(&away.name);
+        assert!(
+            body_of(&again).contains(PARAMS),
+            "the KV still waits to be pulled"
+        );
+    }
+    turn.failed(Failure::Unreachable).call("p0");
+    let Action::Call(found) = turn.answered(200, PREFILLED) else {
+        panic!("the other decoder is asked")
+    };
+    assert_ne!(found.worker, away.worker);
+    turn.answered(200, ANSWER).reply(200);
+    world.settled();
+}
+
+#[test]
+fn a_decoder_that_serves_the_request_after_all_is_trusted_again() {
+    let world = world(0, 1);
+    world.open(&TASK, &chat("")).succeed();
+    let mut turn = world.open(&TASK, &chat(""));
+    turn.start().call("d0");
+    turn.failed(Failure::Reset).call("d0");
+    turn.answered(200, ANSWER).reply(200);
+    let doubts = |wanted| {
+        world.events(
+            |event| matches!(event, Event::WorkerSuspect { suspect, .. } if *suspect == wanted),
+        )
+    };
+    assert_eq!((doubts(true), doubts(false)), (1, 1));
+    world
+        .open(&[("x-session-id", "b")], &chat(""))
+        .start()
+        .call("d0");
+}

@@ -1,6 +1,7 @@
 //! Scenarios: workers play their scripts against a `Dispatch`, time is a variable.
 
 mod bad_input;
+mod chaos;
 mod conversations;
 mod failures;
 mod flow;

@@ -8,8 +8,8 @@ use crate::dispatch::answer::{self, Answer};
 use crate::dispatch::connector::Handoff;
 use crate::dispatch::headers::{self, Header};
 use crate::dispatch::{splice, sse};
-use crate::error::{Phase, WorkerErrorKind};
-use crate::event::{FailReason, LostReason};
+use crate::error::Phase;
+use crate::event::{FailReason, LostReason, TurnKind};
 use crate::router::Turn;
 use crate::units::{Timestamp, WorkerId};
 
@@ -139,13 +139,7 @@ impl Dispatch {
                 Err(error) => {
                     let what =
                         format!("answered {status} with something that is not JSON ({error})");
-                    self.give_up(
-                        decoding.turn,
-                        FailReason::DecoderError,
-                        WorkerErrorKind::Protocol,
-                        &what,
-                        now,
-                    )
+                    self.answered_nonsense(decoding.turn, &what, now)
                 }
             },
             400..=499 | 503 => {
@@ -171,13 +165,7 @@ impl Dispatch {
             ),
             _ => {
                 let what = format!("answered {status}, which a worker does not");
-                self.give_up(
-                    decoding.turn,
-                    FailReason::DecoderError,
-                    WorkerErrorKind::Protocol,
-                    &what,
-                    now,
-                )
+                self.answered_nonsense(decoding.turn, &what, now)
             }
         }
     }
@@ -216,82 +204,50 @@ impl Dispatch {
         failure: Failure,
         now: Timestamp,
     ) -> Action {
-        let decoder = decoding.turn.route().decoder.clone();
-        let router = &self.shared.router;
+        let decoder = decoding.turn.route().decoder.id;
         match failure {
             Failure::Connect => {
-                router.lose(decoder.id, LostReason::Refused, now);
-                self.begin_again(
-                    decoding.turn,
-                    FailReason::DecoderLost,
-                    WorkerErrorKind::Unavailable,
-                    failure,
-                    now,
-                )
+                self.shared.router.lose(decoder, LostReason::Refused, now);
+                self.begin_again(decoding.turn, failure, now)
             }
             Failure::Reset => {
-                router.suspect(decoder.id, true, now);
-                self.begin_again(
-                    decoding.turn,
-                    FailReason::DecoderError,
-                    WorkerErrorKind::Unavailable,
-                    failure,
-                    now,
-                )
+                self.doubt(decoder, now);
+                self.begin_again(decoding.turn, failure, now)
             }
-            // Nothing was sent, so the KV still waits to be pulled.
-            Failure::Timeout(TimeoutKind::Connect)
-                if decoding.resent < self.shared.config.retries =>
-            {
-                router.suspect(decoder.id, true, now);
-                self.shared.counters.decodes_retried.add();
-                self.ask_decoder(
-                    Decoding {
-                        resent: decoding.resent + 1,
-                        ..decoding
-                    },
-                    now,
-                )
+            Failure::Unreachable | Failure::Timeout(TimeoutKind::Connect) => {
+                self.doubt(decoder, now);
+                self.resend(decoding, failure, now)
             }
-            Failure::Timeout(_) => {
-                router.suspect(decoder.id, true, now);
-                let what = failure.predicate();
-                self.give_up(
-                    decoding.turn,
-                    FailReason::Timeout,
-                    WorkerErrorKind::Timeout,
-                    what,
-                    now,
-                )
+            Failure::Timeout(TimeoutKind::FirstByte | TimeoutKind::Idle) => {
+                self.doubt(decoder, now);
+                self.give_up(decoding.turn, failure, now)
             }
-            Failure::TooLarge | Failure::Protocol => {
-                let what = failure.predicate();
-                self.give_up(
-                    decoding.turn,
-                    FailReason::DecoderError,
-                    WorkerErrorKind::Protocol,
-                    what,
-                    now,
-                )
-            }
+            Failure::TooLarge | Failure::Protocol => self.give_up(decoding.turn, failure, now),
+        }
+    }
+
+    /// Nothing was sent, so the KV still waits to be pulled: the same decoder is asked again.
+    fn resend(&mut self, decoding: Decoding, failure: Failure, now: Timestamp) -> Action {
+        if decoding.resent < self.shared.config.retries {
+            self.shared.counters.decodes_retried.add();
+            let resent = decoding.resent + 1;
+            return self.ask_decoder(Decoding { resent, ..decoding }, now);
+        }
+        match decoding.turn.route().kind {
+            // Its KV is there, and whoever watches the fleet will find out whether it comes back.
+            TurnKind::Pinned => self.give_up(decoding.turn, failure, now),
+            TurnKind::First | TurnKind::Relocated => self.begin_again(decoding.turn, failure, now),
         }
     }
 
     /// Gives the place back and asks the router for one again, with the whole history.
-    fn begin_again(
-        &mut self,
-        turn: Turn,
-        why: FailReason,
-        kind: WorkerErrorKind,
-        failure: Failure,
-        now: Timestamp,
-    ) -> Action {
+    fn begin_again(&mut self, turn: Turn, failure: Failure, now: Timestamp) -> Action {
         if self.again == self.shared.config.retries {
-            return self.give_up(turn, why, kind, failure.predicate(), now);
+            return self.give_up(turn, failure, now);
         }
         self.again += 1;
         self.shared.counters.decodes_retried.add();
-        turn.fail(why, now);
+        turn.fail(failure.reason(), now);
         self.begin(now)
     }
 }

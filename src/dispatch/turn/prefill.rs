@@ -72,7 +72,7 @@ impl Dispatch {
         now: Timestamp,
     ) -> Action {
         match failure {
-            Failure::Connect | Failure::Reset | Failure::Timeout(_) => {
+            Failure::Connect | Failure::Unreachable | Failure::Reset | Failure::Timeout(_) => {
                 self.shared.router.suspect(prefilling.worker.id, true, now);
             }
             Failure::TooLarge | Failure::Protocol => {}

@@ -79,30 +79,26 @@ impl Dispatch {
         failure: Failure,
         now: Timestamp,
     ) -> Action {
-        let decoder = relaying.turn.route().decoder.id;
-        let (kind, why) = match failure {
-            // Not lost yet: the next turn's connection tells, and until then the KV may still be there.
-            Failure::Connect | Failure::Reset => {
-                (WorkerErrorKind::Unavailable, FailReason::DecoderError)
-            }
-            Failure::Timeout(_) => (WorkerErrorKind::Timeout, FailReason::Timeout),
-            Failure::TooLarge | Failure::Protocol => {
-                (WorkerErrorKind::Protocol, FailReason::DecoderError)
-            }
-        };
-        if kind != WorkerErrorKind::Protocol {
-            self.shared.router.suspect(decoder, true, now);
-        }
-        let done = relaying
+        if relaying
             .reader
             .as_ref()
-            .is_some_and(|reader| reader.seen().done);
-        if done {
+            .is_some_and(|reader| reader.seen().done)
+        {
             // All that the client waits for has passed.
             return Action::Finish(self.stream_ended(relaying, now));
         }
+        if failure.kind() != WorkerErrorKind::Protocol {
+            // Not lost yet: the next turn's connection tells, and until then the KV may still be there.
+            self.doubt(relaying.turn.route().decoder.id, now);
+        }
         let encoded = relaying.reader.is_none();
-        let event = self.cut(relaying, failure.predicate(), kind, why, now);
+        let event = self.cut(
+            relaying,
+            failure.predicate(),
+            failure.kind(),
+            failure.reason(),
+            now,
+        );
         // An event in the plain would be garbage inside an encoded stream.
         Action::Finish(if encoded { Bytes::new() } else { event })
     }

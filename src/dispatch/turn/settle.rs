@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{Dispatch, State};
-use crate::dispatch::action::{Action, Upstream};
+use crate::dispatch::action::{Action, Failure, Upstream};
 use crate::dispatch::answer::Counts;
 use crate::dispatch::headers::{self, Header, header};
 use crate::dispatch::refusal::Refusal;
@@ -13,7 +13,7 @@ use crate::error::{Phase, WorkerError, WorkerErrorKind};
 use crate::event::{FailReason, Usage};
 use crate::fleet::WorkerRef;
 use crate::router::Turn;
-use crate::units::{Timestamp, Tokens};
+use crate::units::{Timestamp, Tokens, WorkerId};
 
 impl Dispatch {
     pub(super) fn finish(&mut self, turn: Turn, counts: Option<Counts>, now: Timestamp) {
@@ -26,6 +26,11 @@ impl Dispatch {
             output: counts.output.map(Tokens),
             cached: counts.cached.map(Tokens),
         };
+        if self.doubted == Some(turn.route().decoder.id) {
+            self.shared
+                .router
+                .suspect(turn.route().decoder.id, false, now);
+        }
         turn.finish(usage, now);
         self.over(now);
     }
@@ -64,16 +69,16 @@ impl Dispatch {
     }
 
     /// The worker failed the turn and nobody else can serve it now.
-    pub(super) fn give_up(
-        &mut self,
-        turn: Turn,
-        why: FailReason,
-        kind: WorkerErrorKind,
-        what: &str,
-        now: Timestamp,
-    ) -> Action {
-        let refusal = self.worker_error(&turn, kind, what);
-        self.fail(turn, why, now);
+    pub(super) fn give_up(&mut self, turn: Turn, failure: Failure, now: Timestamp) -> Action {
+        let refusal = self.worker_error(&turn, failure.kind(), failure.predicate());
+        self.fail(turn, failure.reason(), now);
+        self.reply(&refusal)
+    }
+
+    /// The decoder answered what no worker answers.
+    pub(super) fn answered_nonsense(&mut self, turn: Turn, what: &str, now: Timestamp) -> Action {
+        let refusal = self.worker_error(&turn, WorkerErrorKind::Protocol, what);
+        self.fail(turn, FailReason::DecoderError, now);
         self.reply(&refusal)
     }
 
@@ -95,6 +100,13 @@ impl Dispatch {
             param: None,
             message,
         }
+    }
+
+    /// The worker gets no new conversation until it is trusted again: by whoever watches it, or because it serves this
+    /// request after all.
+    pub(super) fn doubt(&mut self, worker: WorkerId, now: Timestamp) {
+        self.shared.router.suspect(worker, true, now);
+        self.doubted = Some(worker);
     }
 
     pub(super) fn reply(&mut self, refusal: &Refusal) -> Action {
