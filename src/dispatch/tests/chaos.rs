@@ -197,7 +197,7 @@ impl Stage {
         match self.requests[index].doing {
             Doing::Called(Phase::Prefill) => self.say(index, 200, PREFILLED),
             Doing::Waiting | Doing::Called(Phase::Decode) | Doing::Collecting => {
-                self.say(index, 200, ANSWER)
+                self.say(index, 200, ANSWER);
             }
             Doing::Streaming => {
                 let head = list(&[("content-type", "text/event-stream")]);
