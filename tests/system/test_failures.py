@@ -120,7 +120,7 @@ async def test_decoder_that_stops_answering_in_mid_stream_is_named_within_the_ti
         error, took_s = await interrupted_turn(cluster, messages, signal.SIGSTOP, worker=stopped)
         assert error.code == "worker_timeout"
         assert stopped in str(error)
-        assert took_s < 10, "the timeout is 1.5 s"
+        assert took_s < 20, "the timeout is 1.5 s, by default it is 60 s"
         cluster.fleet[stopped].signal(signal.SIGCONT)
         await assert_books_balance(cluster, "task-42")
 
@@ -131,7 +131,7 @@ async def test_prefiller_that_stops_answering_is_passed_over(tmp_path: Path) -> 
         cluster.fleet["p0"].signal(signal.SIGSTOP)
         began = time.monotonic()
         answer = await cluster.chat(FIRST)
-        assert time.monotonic() - began < 15, "the timeout is 1.5 s"
+        assert time.monotonic() - began < 30, "the timeout is 1.5 s, by default it is 120 s"
         assert "x-conserve-prefiller" not in answer.headers, "the decoder computed the prompt itself"
         assert answer.text == await cluster.fresh(answer.headers["x-conserve-decoder"], FIRST)
         await assert_books_balance(cluster, "task-42")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import shutil
 import signal
 import tempfile
@@ -37,6 +38,8 @@ async def run_demo(options: Options, progress: Progress) -> Report:
     Raises:
         DemoError: a process did not start or ended, or a turn was not served.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise DemoError("the engine needs torch: pip install 'conserve-router[engine]'")
     logs = Path(tempfile.mkdtemp(prefix="conserve-demo-"))
     try:
         workspace = await asyncio.to_thread(Workspace.scan, options.workdir)

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from conserve.cli import demo as command
-from conserve.demo import DemoError, Options, Report
+from conserve.demo import DemoError, Options, Report, run_demo
 from conserve.demo.progress import LiveProgress, Progress
 from tests.unit.demo.samples import COMPUTED, conversation, fleet
 
@@ -116,3 +116,12 @@ def test_plain_view_has_one_line_for_each_turn() -> None:
     progress.turn_finished(one.agent, one.turns[1])
     assert out.getvalue().count("\n") == 1, "lines are not wrapped"
     assert "task-1 turn 2 after `ls src`: 150 prompt tokens, 112 in place" in out.getvalue()
+
+
+async def test_missing_engine_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("importlib.util.find_spec", lambda _name: None)
+        with pytest.raises(DemoError, match=r"pip install 'conserve-router\[engine\]'"):
+            await run_demo(Options(workdir=tmp_path), Progress(Console(file=io.StringIO())))

@@ -135,6 +135,20 @@ async def test_one_failure_stops_the_others_of_the_same_start(tmp_path: Path) ->
     assert "pid" not in log or is_gone(int(log.split("pid ")[1].split()[0]))
 
 
+async def test_second_interrupt_does_not_wait_for_the_grace_time(tmp_path: Path) -> None:
+    fleet = Fleet(log_dir=tmp_path, grace_s=600)
+    await fleet.start([spec("d0", "--ignore-term"), spec("d1")], timeout_s=20)
+    pids = [process.pid for process in fleet.processes.values()]
+    stubborn = fleet["d0"]
+    stopping = asyncio.create_task(fleet.stop())
+    assert await asyncio.to_thread(is_gone, pids[1])
+    assert stubborn.returncode is None, "it ignores SIGTERM"
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert all(is_gone(pid) for pid in pids)
+
+
 async def test_first_exit_tells_which_process_was_lost(tmp_path: Path) -> None:
     async with Fleet(log_dir=tmp_path) as fleet:
         await fleet.start([spec("d0"), spec("d1")], timeout_s=20)
