@@ -187,6 +187,7 @@ def machine() -> dict[str, object]:
         "free_threaded": not getattr(sys, "_is_gil_enabled", lambda: True)(),
         "cpu": models[0] if models else platform.processor(),
         "cpus": os.cpu_count(),
+        "load_average_1min": round(os.getloadavg()[0], 1),
     }
 
 
