@@ -89,7 +89,7 @@ async def _alone(*contents: str, **fields: object) -> str:
 async def test_without_any_decoder_a_turn_is_refused_after_its_wait(cluster: StartCluster) -> None:
     async with cluster(prefillers=0, decoders=1, keep_down=1, queue_timeout_s=0.1) as c:
         answer = await c.chat("hi")
-        assert (answer.status, answer.code) == (429, "queue_timeout"), answer.body
+        assert (answer.status, answer.code) == (503, "no_workers"), answer.body
         await c.nothing_booked()
         assert (await c.get("/readyz")).status == 503
         assert [row["url"] for row in (await c.fleet())["away"]] == [c.decoders[0].url]
