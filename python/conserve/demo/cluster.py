@@ -17,6 +17,15 @@ from .options import BLOCK_SIZE, DECODERS, MAX_MODEL_LEN, PREFILLERS, Options
 
 MODEL_NAME = "demo"
 
+# Three engines, the router and the agents share what may be two slow cores: a worker that is merely slow is not to be
+# taken for a lost one, which would relocate its conversations.
+_PATIENCE = {
+    "CONSERVE_PREFILL_TIMEOUT_S": "600",
+    "CONSERVE_FIRST_BYTE_TIMEOUT_S": "600",
+    "CONSERVE_STREAM_IDLE_TIMEOUT_S": "600",
+    "CONSERVE_PROBE_TIMEOUT_S": "20",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -53,6 +62,7 @@ def router_spec(workers: Mapping[str, str], *, env: Mapping[str, str] | None = N
         role="router",
         argv=(*argv, "--connector", "nixl"),
         env={"PYTHONUNBUFFERED": "1", **(env or {})},
+        hidden_prefixes=("CONSERVE_",),  # Settings of a router that the user runs are not for this one.
         health_path="/readyz",
         ready=router_ready,
     )
@@ -86,7 +96,9 @@ async def start_cluster(
         ),
     ]
     workers = await fleet.start(specs, timeout_s=options.start_timeout_s, on_ready=on_ready)
-    router = await fleet.start([router_spec(workers)], timeout_s=options.start_timeout_s, on_ready=on_ready)
+    router = await fleet.start(
+        [router_spec(workers, env=_PATIENCE)], timeout_s=options.start_timeout_s, on_ready=on_ready
+    )
     return Cluster(router=router["router"], workers=workers)
 
 

@@ -53,7 +53,7 @@ class Options:
     threads: int = 1
     max_tokens: int = 24
     start_timeout_s: float = 180.0
-    turn_timeout_s: float = 180.0
+    turn_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         ranges = (

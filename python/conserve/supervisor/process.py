@@ -71,7 +71,7 @@ class WorkerProcess:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
-                    env={**os.environ, **spec.env},
+                    env=spec.environment(os.environ),
                     start_new_session=True,
                     limit=_LINE_LIMIT_BYTES,
                 )

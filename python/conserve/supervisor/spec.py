@@ -32,13 +32,14 @@ class ProcessSpec:
 
     `name` names the log file, so it is a plain word of letters, digits, `.`, `_`, `-`. `env` is added to the
     parent's environment. `ready` is given each line of the standard output and answers with the URL on the line
-    that says the process serves.
+    that says the process serves. `hidden_prefixes` are the beginnings of inherited variables that the process must not see.
     """
 
     name: str
     role: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    hidden_prefixes: tuple[str, ...] = ()
     health_path: str = "/health"
     ready: Callable[[str], str | None] = ready_event
 
@@ -47,3 +48,8 @@ class ProcessSpec:
             raise ValueError(f"process name {self.name!r}: use letters, digits, '.', '_' or '-', 64 at most")
         if not self.argv:
             raise ValueError(f"process {self.name}: argv is empty")
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The variables that the process sees."""
+        kept = {key: value for key, value in inherited.items() if not key.startswith(self.hidden_prefixes)}
+        return {**kept, **self.env}

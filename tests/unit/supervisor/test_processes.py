@@ -191,3 +191,12 @@ def test_spec_refuses_a_name_that_cannot_be_a_file() -> None:
             ProcessSpec(name=name, role="x", argv=("true",))
     with pytest.raises(ValueError, match="argv is empty"):
         ProcessSpec(name="p0", role="x", argv=())
+
+
+def test_hidden_variables_are_not_inherited_but_may_be_given() -> None:
+    spec = ProcessSpec(
+        name="router", role="x", argv=("true",), env={"CONSERVE_PORT": "0"}, hidden_prefixes=("CONSERVE_",)
+    )
+    seen = spec.environment({"PATH": "/bin", "CONSERVE_CONTROL_KEY": "secret", "CONSERVE_PORT": "8080"})
+    assert seen == {"PATH": "/bin", "CONSERVE_PORT": "0"}
+    assert ProcessSpec(name="p0", role="x", argv=("true",)).environment({"A": "1"}) == {"A": "1"}
