@@ -81,7 +81,9 @@ check-licences:
 
 loom:  ## model-check the core's atomics
 	@echo '==> loom'
-	@RUSTFLAGS='--cfg loom' cargo test --locked --release --lib --target-dir target/loom loom
+	@set -o pipefail; RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	    cargo test --locked --release --lib --target-dir target/loom loom | tee target/loom.log
+	@! grep -q '^test result: ok. 0 passed' target/loom.log || { echo 'error: no loom model ran'; exit 1; }
 
 bench: setup-dev  ## measure; raw results go to bench/results
 	@cargo bench --locked

@@ -37,18 +37,9 @@ def check_readme(wheel: Path) -> None:
         sys.exit("README.md has no python block that begins with `from conserve import`")
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
-        python = Path(folder) / "bin" / "python"
-        install = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-index",
-            wheel.resolve(),
-        ]
-        subprocess.run(install, check=True)
+        python = str(Path(folder) / "bin" / "python")
+        pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--no-index", str(wheel.resolve())], check=True)
         subprocess.run([python, "-I", "-c", block["code"]], check=True, cwd=folder)
 
 

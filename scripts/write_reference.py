@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import annotated_types
 from library_reference import library_page
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from conserve import errors
+from conserve import Router, errors
+from conserve.proxy.metrics import DoorMetrics
 from conserve.settings import Settings
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -51,44 +55,91 @@ def errors_page() -> str:
 
 
 def accepted(field: FieldInfo) -> str:
-    """The values a setting takes."""
-    bounds = {}
-    for limit in field.metadata:
-        bounds |= {key: getattr(limit, key) for key in ("gt", "ge", "lt", "le") if hasattr(limit, key)}
-    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
-    if choices:
-        return ", ".join(f"`{value}`" for value in choices)
-    if field.annotation is bool:
-        return "true, false"
-    return ", ".join(
-        f"{words[key]} {value:g}" if isinstance(value, float) else f"{words[key]} {value}"
-        for key, value in bounds.items()
-    )
+    """What a setting takes: its type, then its range."""
+    kinds = kinds_of(field.annotation)
+    words = {bool: "yes or no", int: "whole number", float: "number", SecretStr: "text, secret"}
+    word = next((text for kind, text in words.items() if kind in kinds), "")
+    if not word:
+        choices = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
+        many = str(field.annotation).startswith("tuple")
+        word = ", ".join(f"`{choice}`" for choice in choices) or (
+            "several, separated by spaces" if many else "text"
+        )
+    if type(None) in kinds and field.default is not None:
+        word += " or `none`"
+    bounds: dict[type, str] = {
+        annotated_types.Gt: "> {0.gt:,}",
+        annotated_types.Ge: "≥ {0.ge:,}",
+        annotated_types.Le: "≤ {0.le:,}",
+    }
+    limits = [bounds[type(limit)].format(limit) for limit in bounds_of(field) if type(limit) in bounds]
+    return ", ".join([word, *limits])
+
+
+def kinds_of(annotation: object) -> set[object]:
+    """The types that an annotation is made of."""
+    return {annotation}.union(*map(kinds_of, get_args(annotation)))
+
+
+def bounds_of(field: FieldInfo) -> Iterable[Any]:
+    """The limits of a field, also those inside `X | None`."""
+    yield from field.metadata
+    for part in get_args(field.annotation):
+        for limit in getattr(part, "__metadata__", ()):
+            yield from limit.metadata if isinstance(limit, FieldInfo) else (limit,)
+
+
+def shown(default: object) -> str:
+    """A default as one would write it."""
+    if default is None or default == ():
+        return "–"
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if isinstance(default, tuple):
+        return f"`{' '.join(default)}`"
+    return f"`{default}`"
 
 
 def settings_page() -> str:
-    """Every setting of the door."""
+    """Every setting."""
+    options = {"prefillers": "--prefiller", "decoders": "--decoder", "both": "--both"}
     rows = []
     for name, field in Settings.model_fields.items():
-        default = field.default
-        shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
-        rows.append(
-            (f"`{name}`", f"`{shown}`" if shown else "", accepted(field), sentence(field.description))
-        )
+        secret = SecretStr in kinds_of(field.annotation)
+        option = options.get(name, f"--{name.replace('_', '-')}")
+        option = "–" if secret else f"`{option}`"
+        rows.append((f"`{name}`", option, shown(field.default), accepted(field), sentence(field.description)))
     return (
         "# Settings\n\n"
-        "Each is an argument of `conserve.Settings`, a variable `CONSERVE_<NAME>` and, unless it is secret, an option of\n"
-        "`conserve serve` (`--queue-timeout-s`). Arguments and options win over variables. Times are in seconds.\n\n"
-        + table(("setting", "default", "accepted", "meaning"), rows)
-        + "\nA worker is written `URL[,key=value...]` with the keys `name`, `tier`, `kv_blocks`, `block_size`, `max_model_len`,\n"
-        "`prefill_backlog_tokens` and, for a prefiller under the connector `mooncake`, `bootstrap` and `engine_id`.\n"
+        "Each setting `name` is an argument of `conserve.Settings`, an option of `conserve serve`, and the variable\n"
+        "`CONSERVE_NAME`; arguments and options win. What is secret is a variable only. Times are in seconds, sizes in bytes.\n\n"
+        "A worker is written `URL[,key=value...]` with the keys `name`, `tier`, `kv_blocks`, `block_size`, `max_model_len`,\n"
+        "`prefill_backlog_tokens` and, for a prefiller under the connector `mooncake`, `bootstrap` and `engine_id`. Give the\n"
+        "option once for each worker; in the variable, separate workers with spaces.\n\n"
+        + table(("setting", "option", "default", "takes", "meaning"), rows)
+    )
+
+
+def metrics_page() -> str:
+    """Every metric of the router and of the door."""
+    text = Router().metrics() + DoorMetrics().exposition(in_flight=0, draining=False, dispatched={})
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    helps = re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE)
+    return (
+        "# Metrics\n\n"
+        "`GET /metrics` and `Router.metrics()` give Prometheus text. The names that begin with `conserve_door_` are the\n"
+        "proxy's; the others are the router's and the same in the library.\n\n"
+        + table(
+            ("metric", "kind", "meaning"),
+            ((f"`{name}`", kinds[name], sentence(said)) for name, said in helps),
+        )
     )
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "library.md": library_page,
+    "metrics.md": metrics_page,
     "settings.md": settings_page,
 }
 
