@@ -158,3 +158,31 @@ def test_workers_of_different_block_size_say_so(prefiller: Worker) -> None:
         "same model and block size" in reply.body["error"]["message"]
         or "has 5 blocks" in reply.body["error"]["message"]
     )
+
+
+def test_shortage_on_both_sides_changes_no_text(plain: Worker) -> None:
+    """Twelve conversations on a decoder with room for three: preempted, evicted, computed again, never mixed up."""
+    with (
+        tiny("--role", "prefiller", "--kv-blocks", "160") as prefiller,
+        tiny("--role", "decoder", "--kv-blocks", "90") as decoder,
+    ):
+
+        def converse(number: int) -> list[bool]:
+            messages = question(number, 20 + 3 * number)
+            equal = []
+            for turn in range(3):
+                body = {"messages": messages, "temperature": 0, "max_tokens": 30}
+                alone = text_of(plain.post(CHAT, body))
+                ours = hand_over(prefiller, decoder, CHAT, body) if turn == 0 else decoder.post(CHAT, body)
+                equal.append(text_of(ours) == alone)
+                messages = [
+                    *messages,
+                    {"role": "assistant", "content": alone},
+                    {"role": "user", "content": f"More {turn}."},
+                ]
+            return equal
+
+        with ThreadPoolExecutor(12) as threads:
+            assert all(all(equal) for equal in threads.map(converse, range(12)))
+        assert decoder.metrics()["conserve_tiny:kv_blocks_evicted_total"] > 0
+        decoder.await_metric("conserve_tiny:kv_blocks_used", 0)

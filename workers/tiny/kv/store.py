@@ -6,8 +6,10 @@ gather copies whole blocks and an attention product needs no transposition.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 
@@ -30,9 +32,7 @@ class KvStore:
         self.head_dim = head_dim
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.tensor = torch.zeros(
-            (layers, 2, kv_heads, num_blocks, block_size, head_dim), dtype=dtype, device=device
-        )
+        self.tensor = _zeros((layers, 2, kv_heads, num_blocks, block_size, head_dim), dtype, device)
         slots = self.tensor.view(layers, 2, kv_heads, num_blocks * block_size, head_dim)
         rows = self.tensor.view(layers, 2, kv_heads, num_blocks, block_size * head_dim)
         self.slots = [(slots[layer, 0], slots[layer, 1]) for layer in range(layers)]
@@ -63,3 +63,11 @@ class KvStore:
     def copy_rows(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` rows of a block into another block."""
         self.tensor[:, :, :, target, :tokens].copy_(self.tensor[:, :, :, source, :tokens])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that take memory only where they are written, on a CPU; `torch.zeros` touches every page."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
