@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from conserve_workers.tiny.scheduler import Job, Scheduler
+
 
 @dataclass(slots=True)
 class Counters:
@@ -37,3 +39,28 @@ class Counters:
     bytes_received: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     """Ended requests by finish reason."""
+
+    def observe(self, scheduler: Scheduler, *, leases: int) -> None:
+        """Take over what the scheduler and its pool count themselves."""
+        pool = scheduler.pool
+        self.running = len(scheduler.running)
+        self.waiting = len(scheduler.waiting) + len(scheduler.fetching)
+        self.fetching = len(scheduler.fetching)
+        self.leases = leases
+        self.blocks_used = pool.used
+        self.blocks_capacity = pool.capacity
+        self.prefix_queries = scheduler.queried_tokens
+        self.prefix_hits = scheduler.hit_tokens
+        self.preemptions = scheduler.preemptions
+        self.evictions = pool.evictions
+
+    def count_prompt(self, job: Job) -> None:
+        """Count a prompt whose first answer token was generated, by where its keys and values came from."""
+        prompt = len(job.request.prompt)
+        self.prompt_tokens += prompt
+        self.prompt_tokens_resident += job.local_hit
+        self.prompt_tokens_fetched += job.fetched_tokens
+        self.prompt_tokens_computed += prompt - job.local_hit - job.fetched_tokens
+        if job.fetched_tokens:
+            # The last prompt token, from which the first answer token follows.
+            self.prompt_tokens_recomputed += 1

@@ -13,7 +13,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -49,7 +50,7 @@ class _Live:
     aborted: bool = False
     told: int = 0
     """Generated tokens that outputs have told so far."""
-    stop_reason: str | int | None = field(default=None)
+    stop_reason: str | int | None = None
 
 
 class Engine:
@@ -183,13 +184,11 @@ class Engine:
 
     def _refuse_rest(self) -> None:
         """End what was submitted after the thread's last look, so that nobody waits for an answer."""
-        while True:
-            try:
+        with suppress(queue.Empty):
+            while True:
                 message = self._inbox.get_nowait()
-            except queue.Empty:
-                break
-            if isinstance(message, Submit):
-                self._end(message.request.id, 0)
+                if isinstance(message, Submit):
+                    self._end(message.request.id, 0)
         self._flush()
 
     def _take_messages(self, *, wait: bool) -> None:
@@ -329,7 +328,8 @@ class Engine:
         job.tokens.append(token)
         self.counters.generation_tokens += 1
         if not job.started:
-            self._count_prompt(job)
+            job.started = True
+            self.counters.count_prompt(job)
         text = ""
         reason: FinishReason | None = None
         if token in settings.stop_tokens:
@@ -388,30 +388,10 @@ class Engine:
         del self._live[live.job.request.id]
         self.counters.finished[reason] += 1
 
-    def _count_prompt(self, job: Job) -> None:
-        job.started = True
-        counters = self.counters
-        prompt = len(job.request.prompt)
-        counters.prompt_tokens += prompt
-        counters.prompt_tokens_resident += job.local_hit
-        counters.prompt_tokens_fetched += job.fetched_tokens
-        counters.prompt_tokens_computed += prompt - job.local_hit - job.fetched_tokens
-        if job.fetched_tokens:
-            counters.prompt_tokens_recomputed += 1
-
     def _count(self) -> None:
-        counters, scheduler = self.counters, self._scheduler
-        counters.running = len(scheduler.running)
-        counters.waiting = len(scheduler.waiting) + len(scheduler.fetching)
-        counters.fetching = len(scheduler.fetching)
-        counters.leases = len(self._leases)
-        counters.blocks_used = self.pool.used
-        counters.blocks_capacity = self.pool.capacity
-        counters.prefix_queries = scheduler.queried_tokens
-        counters.prefix_hits = scheduler.hit_tokens
-        counters.preemptions = scheduler.preemptions
-        counters.evictions = self.pool.evictions
-        if self._idle_waiters and not self._live and not counters.leases:
+        leases = len(self._leases)
+        self.counters.observe(self._scheduler, leases=leases)
+        if self._idle_waiters and not self._live and not leases:
             for event in self._idle_waiters:
                 event.set()
             self._idle_waiters.clear()
