@@ -1,4 +1,4 @@
-//! What does reading a request body cost, from its bytes to the request for the pinned decoder?
+//! What does reading a request body cost, from its bytes to the request for the pinned decoder? And an event of a stream?
 //!
 //! Measured beside it in the same run: copying the body, validating it with `serde_json`, and building a DOM of it, which
 //! is where a router that parses and serialises again begins.
@@ -125,5 +125,48 @@ fn read_bodies(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, read_bodies);
+/// What does one event of a stream cost on its way through?
+fn read_events(criterion: &mut Criterion) {
+    const EVENT: &str = concat!(
+        r#"data: {"id":"chatcmpl-0b1c2d3e4f","object":"chat.completion.chunk","created":1764460800,"model":"m","#,
+        r#""choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}"#,
+        "\n\n"
+    );
+    let dispatcher = dispatcher();
+    let body = next_turn(&history(1 << 10), r#","stream":true"#);
+    let mut turn = dispatcher.open(Endpoint::Chat, Vec::new(), body, Timestamp(1));
+    turn.start(Timestamp(1));
+    let head = [(
+        Bytes::from_static(b"content-type"),
+        Bytes::from_static(b"text/event-stream"),
+    )];
+    assert!(matches!(
+        turn.head(200, &head, Timestamp(2)),
+        Action::Relay { .. }
+    ));
+    let event = Bytes::from_static(EVENT.as_bytes());
+    let (first, second) = (event.slice(..100), event.slice(100..));
+    let mut group = criterion.benchmark_group("event");
+    group.bench_function("whole", |b| {
+        b.iter(|| turn.chunk(black_box(&event), Timestamp(3)))
+    });
+    group.bench_function("in_two_chunks", |b| {
+        b.iter(|| {
+            (
+                turn.chunk(black_box(&first), Timestamp(3)),
+                turn.chunk(black_box(&second), Timestamp(3)),
+            )
+        });
+    });
+    group.bench_function("serde_json_dom", |b| {
+        let json = EVENT
+            .trim_end()
+            .strip_prefix("data: ")
+            .expect("one data line");
+        b.iter(|| serde_json::from_str::<serde_json::Value>(black_box(json)).expect("JSON"));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, read_bodies, read_events);
 criterion_main!(benches);

@@ -204,7 +204,11 @@ struct Data<'a> {
 fn data_of(event: &[u8]) -> Option<Data<'_>> {
     let mut text: Option<std::borrow::Cow<'_, [u8]>> = None;
     let mut named_error = false;
-    for line in event.split(|&byte| byte == b'\n' || byte == b'\r') {
+    let mut rest = event;
+    while !rest.is_empty() {
+        let end = memchr::memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
+        let line = &rest[..end];
+        rest = rest.get(end + 1..).unwrap_or_default();
         if let Some(value) = field(line, b"data") {
             match &mut text {
                 None => text = Some(value.into()),
