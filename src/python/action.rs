@@ -1,7 +1,6 @@
 //! What a door is asked to do next, as one class for each kind.
 
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList};
 
 use super::convert::headers_to_python;
@@ -13,14 +12,10 @@ pub(super) fn to_python(
     action: Action,
     now: Timestamp,
 ) -> PyResult<Bound<'_, PyAny>> {
-    let upstream = |upstream| {
-        Py::new(
-            py,
-            PyUpstream {
-                upstream,
-                body: PyOnceLock::new(),
-            },
-        )
+    let upstream = |mut upstream: Upstream| {
+        // The core's copy of the body, up to 32 MiB, goes as soon as Python has its own.
+        let body = PyBytes::new(py, &std::mem::take(&mut upstream.body)).unbind();
+        Py::new(py, PyUpstream { upstream, body })
     };
     Ok(match action {
         Action::Wait { deadline } => Bound::new(
@@ -80,7 +75,7 @@ pub(super) fn to_python(
 #[pyclass(name = "Upstream", frozen, module = "conserve._core")]
 pub(super) struct PyUpstream {
     upstream: Upstream,
-    body: PyOnceLock<Py<PyBytes>>,
+    body: Py<PyBytes>,
 }
 
 #[pymethods]
@@ -108,10 +103,7 @@ impl PyUpstream {
 
     #[getter]
     fn body<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        self.body
-            .get_or_init(py, || PyBytes::new(py, &self.upstream.body).unbind())
-            .bind(py)
-            .clone()
+        self.body.bind(py).clone()
     }
 
     #[getter]
@@ -140,13 +132,9 @@ impl PyUpstream {
         self.upstream.phase.as_str()
     }
 
-    fn __repr__(&self) -> String {
-        format!(
-            "<Upstream {} {} {} bytes>",
-            self.phase(),
-            self.url(),
-            self.upstream.body.len()
-        )
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let bytes = self.body.bind(py).as_bytes().len();
+        format!("<Upstream {} {} {bytes} bytes>", self.phase(), self.url())
     }
 }
 
