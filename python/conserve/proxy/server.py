@@ -42,6 +42,7 @@ class DoorServer(uvicorn.Server):
         self.door: Door = self._app.state.door
         self._on_ready = on_ready
         self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._socket = _listen(settings.host, settings.port)
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -68,6 +69,7 @@ class DoorServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, then say so."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and self._on_ready is not None:
             self._on_ready(self.url)
@@ -83,7 +85,8 @@ class DoorServer(uvicorn.Server):
             self.should_exit = True
             self.force_exit = sig == signal.SIGINT
             return
-        self._draining = asyncio.get_event_loop().create_task(self._drain())
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.stop)
 
     async def _drain(self) -> None:
         try:

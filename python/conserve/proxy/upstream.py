@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "TooLargeError", "Upstreams", "kind_of", "lower", "read_whole"]
 
 Failure: TypeAlias = Literal[
-    "connect", "unreachable", "reset", "connect_timeout", "first_byte_timeout", "idle_timeout", "too_large", "protocol"
+    "connect",
+    "unreachable",
+    "reset",
+    "connect_timeout",
+    "first_byte_timeout",
+    "idle_timeout",
+    "too_large",
+    "protocol",
 ]
 
 # Engines behind uvicorn close a connection that was idle for five seconds. Ours must go first: a request sent into a
