@@ -5,6 +5,7 @@
 //! spelled. Everything else in the body is left to the worker that serves it.
 //! Leaves to others: edits (`splice`), hashes of the history (`fingerprint`), which conversation it is (`ident`).
 
+mod faults;
 mod reader;
 
 use super::json::{Kind, Malformed, Span, Text};

@@ -2,6 +2,7 @@
 //!
 //! Leaves to others: what a body is before it is JSON (`peek`).
 
+use super::faults::{check_type, duplicate, missing, wrong_type};
 use super::{Endpoint, Field, Limits, Message, NAMES, Name, Peek, Size, StreamOptions};
 use crate::dispatch::json::{Key, Kind, Scanner, Span, Text};
 use crate::dispatch::refusal::Refusal;
@@ -388,57 +389,4 @@ fn field(key: &Key, start: usize, end: usize, kind: Kind, index: u32) -> Field {
 
 fn narrow(at: usize) -> u32 {
     Span::new(at, at).start
-}
-
-fn check_type(name: Name, kind: Kind) -> Result<(), Refusal> {
-    let (allowed, noun): (&[Kind], _) = match name {
-        Name::Model => (&[Kind::String], "a string"),
-        Name::Messages => (&[Kind::Array], "a list of messages"),
-        Name::Prompt => (
-            &[Kind::String, Kind::Array],
-            "a string or a list of token ids",
-        ),
-        Name::Stream => (&[Kind::True, Kind::False, Kind::Null], "true or false"),
-        Name::StreamOptions | Name::Metadata => (&[Kind::Object, Kind::Null], "an object"),
-        Name::MaxTokens | Name::MaxCompletionTokens | Name::MinTokens | Name::N => {
-            (&[Kind::Number, Kind::Null], "a number")
-        }
-        Name::Conversation => (
-            &[Kind::String, Kind::Object, Kind::Null],
-            "a string or an object with an id",
-        ),
-        Name::PreviousResponseId | Name::PromptCacheKey => {
-            (&[Kind::String, Kind::Null], "a string")
-        }
-        Name::KvTransferParams => return Ok(()),
-    };
-    if allowed.contains(&kind) {
-        Ok(())
-    } else {
-        Err(wrong_type(name.text(), noun, kind))
-    }
-}
-
-fn missing(name: Name) -> Refusal {
-    let name = name.text();
-    Refusal::bad_request(
-        "missing_field",
-        Some(name),
-        format!("the request body has no field {name}; add it"),
-    )
-}
-
-fn wrong_type(path: &str, wanted: &str, kind: Kind) -> Refusal {
-    Refusal::bad_request(
-        "invalid_type",
-        Some(path),
-        format!("{path} must be {wanted}, not {}", kind.noun()),
-    )
-}
-
-fn duplicate(path: &str) -> Refusal {
-    let message = format!(
-        "{path} occurs twice, and router and worker could read different ones; send it once"
-    );
-    Refusal::bad_request("duplicate_field", Some(path), message)
 }
