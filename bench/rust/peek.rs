@@ -96,13 +96,13 @@ fn read_bodies(criterion: &mut Criterion) {
         pin(&dispatcher, &named, &history);
         pin(&dispatcher, &[], &history);
         group.bench_function(id("pinned_turn"), |b| {
-            b.iter(|| turn(&dispatcher, &named, &plain))
+            b.iter(|| turn(&dispatcher, &named, &plain));
         });
         group.bench_function(id("pinned_turn_stream"), |b| {
-            b.iter(|| turn(&dispatcher, &named, &stream))
+            b.iter(|| turn(&dispatcher, &named, &stream));
         });
         group.bench_function(id("fingerprinted_turn"), |b| {
-            b.iter(|| turn(&dispatcher, &[], &plain))
+            b.iter(|| turn(&dispatcher, &[], &plain));
         });
         group.bench_function(id("copy"), |b| b.iter(|| black_box(plain.to_vec())));
         group.bench_function(id("serde_json_validate"), |b| {
@@ -148,7 +148,7 @@ fn read_events(criterion: &mut Criterion) {
     let (first, second) = (event.slice(..100), event.slice(100..));
     let mut group = criterion.benchmark_group("event");
     group.bench_function("whole", |b| {
-        b.iter(|| turn.chunk(black_box(&event), Timestamp(3)))
+        b.iter(|| turn.chunk(black_box(&event), Timestamp(3)));
     });
     group.bench_function("in_two_chunks", |b| {
         b.iter(|| {
