@@ -1,6 +1,6 @@
 //! Every way in which `ConServe` says no, each with one HTTP status and one stable code (I8).
 //!
-//! Leaves to others: how an error is written on the wire (`dispatch`) or raised (`python`).
+//! Leaves to others: faults of a request (`dispatch::Refusal`), how an error is written on the wire or raised.
 
 use std::time::Duration;
 
@@ -199,47 +199,6 @@ impl WorkerError {
         match self.kind {
             WorkerErrorKind::Unavailable | WorkerErrorKind::Timeout => true,
             WorkerErrorKind::Protocol => false,
-        }
-    }
-}
-
-/// A request that no worker should see.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
-    /// The body or a header is wrong.
-    #[error("{message}")]
-    BadRequest {
-        /// A stable slug.
-        code: &'static str,
-        /// The field at fault.
-        param: Option<String>,
-        /// What is wrong and what to do.
-        message: String,
-    },
-    /// The body is larger than the limit.
-    #[error("the body is larger than {limit} bytes")]
-    PayloadTooLarge {
-        /// The limit in bytes.
-        limit: usize,
-    },
-}
-
-impl RequestError {
-    /// A stable slug.
-    #[must_use]
-    pub const fn code(&self) -> &'static str {
-        match self {
-            Self::BadRequest { code, .. } => code,
-            Self::PayloadTooLarge { .. } => "payload_too_large",
-        }
-    }
-
-    /// The HTTP status.
-    #[must_use]
-    pub const fn status(&self) -> u16 {
-        match self {
-            Self::BadRequest { .. } => 400,
-            Self::PayloadTooLarge { .. } => 413,
         }
     }
 }
