@@ -83,4 +83,6 @@ async def test_below_a_prefix(tmp_path: object) -> None:
             async with http.post(f"{url}/llm/v1/chat/completions", json=chat_body("hi")) as answer:
                 assert answer.status == 200
             async with http.get(f"{url}/llm/v1/fleet?check=true") as answer:
-                assert (await answer.json())["check"] == "ok"
+                fleet = await answer.json()
+                assert fleet["check"] == "ok"
+                assert [row["name"] for row in fleet["workers"]] == ["w0"], "named by role and place"

@@ -47,6 +47,9 @@ async def test_a_worker_that_refuses_connections_is_lost_and_comes_back_as_a_new
         after = ids(await c.until_fleet(lambda fleet: len(fleet["workers"]) == 3))
         assert after["d1"] > max(before.values()), "an id is never used again"
         assert (after["p0"], after["d0"]) == (before["p0"], before["d0"])
+        assert [row["url"] for row in (await c.fleet())["workers"] if row["name"] == "d1"] == [
+            c.decoders[1].url
+        ]
 
 
 async def test_an_unhealthy_worker_is_suspected_then_lost(cluster: StartCluster) -> None:

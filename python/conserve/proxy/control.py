@@ -134,7 +134,7 @@ def _fleet(door: Door) -> _Json:
         told = {key: getattr(row, key) for key in _COLUMNS}
         workers.append(told | {"models": [] if each is None else [card["id"] for card in each.models]})
     away = [
-        {"name": each.at.name, "url": each.at.url, "role": each.role, "error": each.last_error}
+        {"name": each.name, "url": each.at.url, "role": each.role, "error": each.last_error}
         for each in door.watch.workers
         if each.id is None
     ]

@@ -18,7 +18,7 @@ from conserve._core import Call, Collect, Finish, Relay, Reply, Stream, Wait
 
 from .decisions import say
 from .errors import Headers, body_of
-from .upstream import Failure, kind_of, lower, read_whole
+from .upstream import Failure, kind_of, lower, read_whole, said
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -258,9 +258,8 @@ class Drive:
 
     def _note(self, kind: Failure, upstream: Upstream, error: Exception | None) -> None:
         self._door.metrics.upstream_failures[kind] += 1
-        logger.warning(
-            "%s: %s failed at %s: %s %s", self._route, upstream.phase, upstream.worker_name, kind, error or ""
-        )
+        words = kind if error is None else f"{kind}, {said(error)}"
+        logger.warning("%s: %s failed at %s: %s", self._route, upstream.phase, upstream.worker_name, words)
 
 
 def _let_go(response: aiohttp.ClientResponse | None) -> None:

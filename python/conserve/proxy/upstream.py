@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -20,7 +21,7 @@ from .errors import Headers
 if TYPE_CHECKING:
     from conserve._core import Upstream
 
-__all__ = ["Failure", "TooLargeError", "Upstreams", "kind_of", "lower", "read_whole"]
+__all__ = ["Failure", "TooLargeError", "Upstreams", "kind_of", "lower", "read_whole", "said"]
 
 Failure: TypeAlias = Literal[
     "connect",
@@ -136,6 +137,15 @@ def kind_of(error: Exception) -> Failure | None:
             return "reset"
         case _:
             return None
+
+
+def said(error: Exception) -> str:
+    """What went wrong, in the fewest words."""
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno is not None:
+        return os.strerror(error.os_error.errno).lower() if error.os_error.errno > 0 else str(error.os_error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
 
 
 def lower(headers: tuple[tuple[bytes, bytes], ...]) -> Headers:

@@ -7,6 +7,7 @@ when it comes back after a loss, joins again as a new worker: the KV it had is g
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -17,7 +18,7 @@ from conserve.errors import ConfigError
 from conserve.settings import Role, Settings, WorkerAt
 
 from .report import Report
-from .upstream import TooLargeError, Upstreams
+from .upstream import TooLargeError, Upstreams, said
 
 if TYPE_CHECKING:
     from conserve._core import Dispatcher, Router
@@ -27,6 +28,8 @@ __all__ = ["Watch", "Watched"]
 logger = logging.getLogger(__name__)
 
 _MODELS_EVERY: Final = 10
+# A worker without a name is called by its role and its place in the settings, whichever answers first.
+_LETTERS: Final[dict[Role, str]] = {"prefiller": "p", "decoder": "d", "both": "w"}
 _Lost: TypeAlias = Literal["refused", "silent", "restarted"]
 
 
@@ -39,15 +42,17 @@ class Watched:
         "id",
         "last_error",
         "models",
+        "name",
         "probes",
         "report",
         "role",
         "warned",
     )
 
-    def __init__(self, role: Role, at: WorkerAt) -> None:
+    def __init__(self, role: Role, at: WorkerAt, name: str) -> None:
         self.role: Role = role
         self.at = at
+        self.name = name
         self.id: int | None = None
         self.failures = 0
         self.probes = 0
@@ -59,7 +64,7 @@ class Watched:
     @property
     def label(self) -> str:
         """How logs call it."""
-        return f"{self.role} {self.at.name or self.at.url}"
+        return f"{self.role} {self.name}"
 
 
 class Watch:
@@ -82,18 +87,19 @@ class Watch:
                 raise ConfigError(
                     f"worker {at.url} is given twice; one that prefills and decodes goes under both"
                 )
-            known[at.url] = Watched(role, at)
+            place = sum(each.role == role for each in self.workers)
+            known[at.url] = Watched(role, at, at.name or f"{_LETTERS[role]}{place}")
             self.workers.append(known[at.url])
         for row in router.snapshot().workers:
             if row.health == "lost":
                 continue
             url = row.url.rstrip("/")
             if url not in known:
-                known[url] = Watched(
-                    row.role, WorkerAt(url, name=row.name, tier=row.tier, kv_blocks=row.kv_blocks)
-                )
+                at = WorkerAt(url, name=row.name, tier=row.tier, kv_blocks=row.kv_blocks)
+                known[url] = Watched(row.role, at, row.name)
                 self.workers.append(known[url])
             known[url].id = row.id
+            known[url].name = row.name
 
     async def start(self, upstreams: Upstreams) -> None:
         """Probe every worker once, then go on probing until `stop`."""
@@ -158,7 +164,7 @@ class Watch:
 
     def _failed(self, watched: Watched, error: Exception) -> None:
         watched.failures += 1
-        watched.last_error = self._said(error)
+        watched.last_error = said(error)
         if watched.id is None:
             if watched.failures == 1:
                 logger.warning("%s is not there yet: %s", watched.label, watched.last_error)
@@ -171,13 +177,6 @@ class Watch:
         else:
             logger.warning("%s failed probe %d: %s", watched.label, watched.failures, watched.last_error)
             self._router.suspect(watched.id, True)
-
-    def _said(self, error: Exception) -> str:
-        if isinstance(error, aiohttp.ClientConnectorError):
-            return (error.strerror or str(error.os_error)).lower()
-        if isinstance(error, TimeoutError):
-            return f"no answer within {self._settings.probe_timeout_s:g} s"
-        return str(error) or type(error).__name__
 
     def _lose(self, watched: Watched, reason: _Lost, why: str) -> None:
         if watched.id is not None:
@@ -204,7 +203,8 @@ class Watch:
         report = Report.read(metrics)
         joined = watched.id is None
         if watched.id is None:
-            watched.id = self._router.join(watched.at.worker(watched.role))
+            named = dataclasses.replace(watched.at, name=watched.name)
+            watched.id = self._router.join(named.worker(watched.role))
         elif watched.failures or self._suspected(watched.id):
             self._router.suspect(watched.id, False)
         watched.failures = 0
@@ -216,9 +216,8 @@ class Watch:
             self._router.observe(watched.id, max_model_len=max(lengths))
         if joined:
             self._tell_models()
-            logger.info(
-                "%s joined as worker %d: %s", watched.label, watched.id, report.describe(watched.models)
-            )
+            told = report.describe(watched.models)
+            logger.info("%s joined as worker %d at %s: %s", watched.label, watched.id, watched.at.url, told)
         self._warn(watched)
 
     def _suspected(self, worker: int) -> bool:
