@@ -199,7 +199,7 @@ class Router:
 
     >>> router = Router([Prefiller("http://p0:8000")], [Decoder("http://d0:8000", kv_blocks=40_000)])
     >>> with router.turn("task-42", prompt_tokens=3_912) as turn:
-    ...     where = turn.route                      # send the prompt to where.prefiller, then where.decoder
+    ...     where = turn.route  # send the prompt to where.prefiller, then where.decoder
     ...     turn.finish(output_tokens=128)
     >>> where.decoder, where.handoff, where.turn
     ('http://d0:8000', True, 1)
@@ -706,5 +706,12 @@ class Finish:
 
 _Action: TypeAlias = Wait | Call | Stream | Relay | Collect | Reply | Finish
 _Failure: TypeAlias = Literal[
-    "connect", "unreachable", "reset", "connect_timeout", "first_byte_timeout", "idle_timeout", "too_large", "protocol"
+    "connect",
+    "unreachable",
+    "reset",
+    "connect_timeout",
+    "first_byte_timeout",
+    "idle_timeout",
+    "too_large",
+    "protocol",
 ]

@@ -79,7 +79,7 @@ impl Ticket {
                     key,
                     retry_after,
                 });
-                Some(Err(Rejected::TimedOut { retry_after }))
+                Some(Err(self.anchor.in_vain(retry_after)))
             }
             Answer::Granted(grant) => Some(Ok(Turn::new(Arc::clone(&self.anchor), *grant))),
             Answer::Refused(rejected) => Some(Err(rejected)),

@@ -471,6 +471,24 @@ impl Engine {
         });
     }
 
+    /// What a turn is told that waited in vain: room was missing, or whoever could have given it.
+    pub(crate) fn in_vain(&self, retry_after: Duration) -> Rejected {
+        let (mut decoders, mut draining) = (0, 0);
+        self.fleet.for_each_live(|worker| {
+            if worker.role.decodes() {
+                decoders += 1;
+                draining += u32::from(worker.is_draining());
+            }
+        });
+        if decoders == 0 {
+            Rejected::NoWorkers
+        } else if decoders == draining {
+            Rejected::Draining
+        } else {
+            Rejected::TimedOut { retry_after }
+        }
+    }
+
     pub(crate) fn tick(&self, now: Timestamp) {
         self.latest.set(now.0);
         if self.line.newcomers() + self.line.tail() == 0 {
@@ -485,7 +503,7 @@ impl Engine {
                     continue;
                 };
                 let retry_after = self.line.retry_after(ahead, now);
-                let refused = Answer::Refused(Rejected::TimedOut { retry_after });
+                let refused = Answer::Refused(self.in_vain(retry_after));
                 if let Ok(waker) = waiter.cell.answer(refused) {
                     wakers.extend(waker);
                     self.tally.of(waiter.key).shed.add(1);

@@ -677,11 +677,23 @@ impl Naive {
                 .get(&id)
                 .is_some_and(|waiter| waiter.deadline <= self.now)
             {
-                self.answered.insert(id, Answer::No(No::TimedOut));
+                self.answered.insert(id, Answer::No(self.in_vain()));
                 self.leave_line(id, oracle);
             }
         }
         self.pump(oracle);
+    }
+
+    /// What was missing: decoders, decoders that stay, or room.
+    fn in_vain(&self) -> No {
+        let mut live = self.decoders.iter().filter(|d| !d.lost).peekable();
+        if live.peek().is_none() {
+            No::Workers
+        } else if live.all(|d| d.draining) {
+            No::Draining
+        } else {
+            No::TimedOut
+        }
     }
 
     pub(super) fn sweep(&mut self, oracle: Oracle) -> usize {

@@ -11,7 +11,18 @@ from collections.abc import Callable
 
 import pytest
 
-from conserve import Decoder, ManualClock, Overloaded, Prefiller, Router, Turn, _wait
+from conserve import (
+    Decoder,
+    Draining,
+    ManualClock,
+    NoWorkers,
+    Overloaded,
+    Prefiller,
+    Rejected,
+    Router,
+    Turn,
+    _wait,
+)
 
 MakeRouter = Callable[..., Router]
 
@@ -189,6 +200,26 @@ async def test_a_worker_that_joins_lets_the_line_in(clock: ManualClock) -> None:
     await settle()
     router.join(Decoder("http://d9:8000", kv_blocks=100))
     assert await waiting == "http://d9:8000"
+
+
+async def test_waiting_in_vain_says_what_was_missing(make_router: MakeRouter, clock: ManualClock) -> None:
+    async def refusal(router: Router) -> Rejected:
+        waiting = asyncio.create_task(enter(router, "task-42", timeout_s=1.0))
+        await settle()
+        clock.advance(2)
+        router.tick()
+        with pytest.raises(Rejected) as refused:
+            await waiting
+        return refused.value
+
+    assert type(await refusal(make_router(decoders=0))) is NoWorkers
+    router = make_router()
+    fill(router).finish(output_tokens=0)
+    assert type(await refusal(router)) is Overloaded
+    router.drain("d0")
+    assert type(await refusal(router)) is Draining
+    router.lose("d0")
+    assert type(await refusal(router)) is NoWorkers
 
 
 async def test_cancelled_body_fails_the_turn(make_router: MakeRouter) -> None:

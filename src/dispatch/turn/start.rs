@@ -13,7 +13,6 @@ use crate::dispatch::ident;
 use crate::dispatch::peek::{Endpoint, Peek, peek};
 use crate::dispatch::refusal::Refusal;
 use crate::error::Rejected;
-use crate::fleet::Health;
 use crate::identity::{ConversationKey, TenantKey};
 use crate::router::{Begin, Ticket, Turn, TurnRequest};
 use crate::units::{Timestamp, Tokens};
@@ -177,27 +176,8 @@ impl Dispatch {
     pub(super) fn take_ticket(&mut self, ticket: Ticket, now: Timestamp) -> Action {
         match ticket.take(now) {
             Some(Ok(turn)) => self.placed(turn, now),
-            Some(Err(rejected)) => self.rejected(&self.reason(rejected, now)),
+            Some(Err(rejected)) => self.rejected(&rejected),
             None => self.wait(ticket),
-        }
-    }
-
-    /// Who waited in vain is told whether room was missing or whoever could have given it.
-    fn reason(&self, rejected: Rejected, now: Timestamp) -> Rejected {
-        if !matches!(rejected, Rejected::TimedOut { .. }) {
-            return rejected;
-        }
-        let workers = self.shared.router.snapshot(now).workers;
-        let mut decoders = workers
-            .iter()
-            .filter(|row| row.role.decodes() && row.health != Health::Lost)
-            .peekable();
-        if decoders.peek().is_none() {
-            Rejected::NoWorkers
-        } else if decoders.all(|row| row.draining) {
-            Rejected::Draining
-        } else {
-            rejected
         }
     }
 
