@@ -13,6 +13,7 @@ import aiohttp
 
 from conserve.demo.client import READ_BUFFER_BYTES, Answer, Message, chat_body, stream_chat
 from conserve.demo.cluster import MODEL_NAME, router_spec, worker_spec
+from conserve.demo.facts import all_joined
 from conserve.demo.options import Options
 from conserve.demo.scrape import Samples, get_json, get_samples
 from conserve.supervisor import Fleet
@@ -92,6 +93,7 @@ async def small_cluster(
     ):
         workers = await fleet.start(specs, timeout_s=START_TIMEOUT_S)
         router = await fleet.start([router_spec(workers, env=router_env)], timeout_s=START_TIMEOUT_S)
+        await all_joined(session, router["router"], names, timeout_s=START_TIMEOUT_S)
         yield SmallCluster(fleet=fleet, router=router["router"], workers=workers, session=session)
 
 

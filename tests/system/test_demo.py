@@ -19,7 +19,7 @@ CONVERSATION_KEYS = {
     *("id", "turns", "decoder", "handoffs", "relocations"),
     *("ttfet_s", "prompt_tokens", "recomputed_tokens", "text_sha256"),
 }
-DEMO = (sys.executable, "-m", "conserve.cli", "demo")
+DEMO = (sys.executable, "-P", "-m", "conserve.cli", "demo")
 
 
 def run_demo(tmp_path: Path, *arguments: str, timeout_s: float) -> dict[str, Any]:
@@ -120,6 +120,15 @@ def read_pids(demo: subprocess.Popen[str], count: int) -> list[int]:
             if len(pids) == count:
                 return pids
     raise AssertionError(f"the demo ended after {len(pids)} of {count} processes")
+
+
+@pytest.mark.timeout(180)
+def test_modules_of_the_users_directory_are_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')\n")
+    (tmp_path / "conserve_workers").mkdir()
+    (tmp_path / "conserve_workers" / "__init__.py").write_text("")
+    small = ("--model", "random", "--conversations", "2", "--turns", "2")
+    assert_promises(run_demo(tmp_path, *small, timeout_s=150), conversations=2, turns=2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="waits on processes that are not its children")

@@ -17,6 +17,9 @@ from .options import BLOCK_SIZE, DECODERS, MAX_MODEL_LEN, PREFILLERS, Options
 
 MODEL_NAME = "demo"
 
+# -P: the directory that the user stands in is not searched for modules; it may have a `random.py` of its own.
+_PYTHON = (sys.executable, "-P", "-m")
+
 # Three engines, the router and the agents share what may be two slow cores: a worker that is merely slow is not to be
 # taken for a lost one, which would relocate its conversations.
 _PATIENCE = {
@@ -41,7 +44,7 @@ def worker_spec(name: str, role: str, options: Options, *, kv_blocks: int) -> Pr
         name=name,
         role=role,
         argv=(
-            *(sys.executable, "-m", "conserve_workers.tiny"),
+            *(*_PYTHON, "conserve_workers.tiny"),
             *("--model", options.model, "--served-model-name", MODEL_NAME, "--role", role),
             *("--host", "127.0.0.1", "--port", "0", "--handoff-port", "0"),
             *("--kv-blocks", str(kv_blocks), "--block-size", str(BLOCK_SIZE)),
@@ -54,7 +57,7 @@ def worker_spec(name: str, role: str, options: Options, *, kv_blocks: int) -> Pr
 
 def router_spec(workers: Mapping[str, str], *, env: Mapping[str, str] | None = None) -> ProcessSpec:
     """`conserve serve` over the workers; names that begin with `p` are prefillers. `env` adds `CONSERVE_*` settings."""
-    argv = [sys.executable, "-m", "conserve.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
+    argv = [*_PYTHON, "conserve.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
     for name, url in workers.items():
         argv += ["--prefiller" if name.startswith("p") else "--decoder", f"{url},name={name}"]
     return ProcessSpec(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -12,6 +13,26 @@ from .cluster import Cluster
 from .errors import DemoError
 from .report import ConversationReport, FleetReport, WorkerReport
 from .scrape import get_json, get_samples
+
+
+async def all_joined(
+    session: aiohttp.ClientSession, router: str, names: Collection[str], *, timeout_s: float
+) -> None:
+    """Wait until the router counts every worker in: without its prefiller it would place conversations too.
+
+    Raises:
+        DemoError: `timeout_s` passed; the message names the workers that are missing.
+    """
+    missing = set(names)
+    try:
+        async with asyncio.timeout(timeout_s):
+            while missing:
+                fleet = await get_json(session, f"{router}/v1/fleet")
+                missing = set(names) - {row["name"] for row in fleet["workers"] if row["health"] == "ready"}
+                # The router looks at its workers once a second and has no way to tell us.
+                await asyncio.sleep(0.1 if missing else 0)
+    except TimeoutError:
+        raise DemoError(f"the router does not see {', '.join(sorted(missing))} as ready") from None
 
 
 async def conversation_report(

@@ -85,6 +85,7 @@ async def _routed(
     )
     async with Fleet(log_dir=logs) as fleet, _session(options) as session:
         serving = await cluster.start_cluster(fleet, options, on_ready=progress.process_ready)
+        await facts.all_joined(session, serving.router, serving.workers, timeout_s=options.start_timeout_s)
         progress.phase(
             f"{len(agents)} agents work on {options.workdir}: {options.turns} turns each, "
             f"{'with' if options.headers else 'without'} conversation headers"
