@@ -238,6 +238,21 @@ impl ConversationKey {
     }
 }
 
+impl ConversationKey {
+    /// The key as its tenant is told it, and back again: shown to another tenant it names nothing (I9).
+    ///
+    /// ```
+    /// use conserve::units::{ConversationKey, TenantKey};
+    /// let (key, (a, b)) = (ConversationKey(5), (TenantKey(1), TenantKey(2)));
+    /// assert_eq!(key.seen_by(a).seen_by(a), key);
+    /// assert_ne!(key.seen_by(a).seen_by(b), key);
+    /// ```
+    #[must_use]
+    pub const fn seen_by(self, tenant: TenantKey) -> Self {
+        Self(self.0 ^ tenant.0)
+    }
+}
+
 impl fmt::Display for ConversationKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)

@@ -15,7 +15,7 @@ use super::refusal::Refusal;
 use super::turn::Dispatch;
 use crate::error::ConfigError;
 use crate::identity::{ConversationKey, Identity};
-use crate::router::Router;
+use crate::router::{ConversationView, Router};
 use crate::units::Timestamp;
 
 /// Serves turns over HTTP, one [`Dispatch`] for each request.
@@ -42,6 +42,15 @@ use crate::units::Timestamp;
 #[derive(Clone)]
 pub struct Dispatcher {
     shared: Arc<Shared>,
+}
+
+/// A conversation that a caller asked for.
+#[derive(Debug)]
+pub struct Located {
+    /// The router's key for it.
+    pub key: ConversationKey,
+    /// How it stands, with the key as the caller is told it.
+    pub view: ConversationView,
 }
 
 pub(crate) struct Shared {
@@ -99,21 +108,25 @@ impl Dispatcher {
             .store(Arc::new(models.into_iter().collect()));
     }
 
-    /// The conversation that a caller means by `id`: the caller's own name for it, or the key that the router answered.
+    /// The conversation that a caller means by `id`: its own name for it, or the key that it was told in
+    /// `x-conserve-conversation`. A key told to another tenant names nothing (I9).
     #[must_use]
-    pub fn locate(&self, headers: &[Header], id: &[u8]) -> Option<ConversationKey> {
+    pub fn locate(&self, headers: &[Header], id: &[u8]) -> Option<Located> {
         let tenant = self.shared.identity.tenant(headers::credential(headers));
-        let named = self.shared.identity.explicit(tenant, id);
-        let known = |key: ConversationKey| self.shared.router.conversation(key).is_some();
-        if known(named) {
+        let found = |key: ConversationKey| {
+            let mut view = self.shared.router.conversation(key)?;
+            view.key = key.seen_by(tenant);
+            Some(Located { key, view })
+        };
+        if let Some(named) = found(self.shared.identity.explicit(tenant, id)) {
             return Some(named);
         }
-        let key = std::str::from_utf8(id)
+        let told: ConversationKey = std::str::from_utf8(id)
             .ok()
             .filter(|text| text.len() == 32)?
             .parse()
             .ok()?;
-        known(key).then_some(key)
+        found(told.seen_by(tenant))
     }
 
     /// The answer to a request whose body is above `max_body_bytes`, for doors that stop reading there.

@@ -43,7 +43,7 @@ mod turn;
 pub use action::{Action, Failure, TimeoutKind, Upstream};
 pub use config::{DispatchConfig, Secret};
 pub use connector::{Connector, Peer, Peers};
-pub use dispatcher::Dispatcher;
+pub use dispatcher::{Dispatcher, Located};
 pub use headers::Header;
 pub use peek::Endpoint;
 pub use refusal::Refusal;

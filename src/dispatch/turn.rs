@@ -57,6 +57,13 @@ struct Request {
     transfer_id: String,
 }
 
+impl Request {
+    /// What the client is told of its conversation's key.
+    fn handle(&self) -> ConversationKey {
+        self.key.seen_by(self.tenant)
+    }
+}
+
 enum State {
     Opened,
     Waiting(Ticket),
@@ -221,6 +228,12 @@ impl Dispatch {
     #[must_use]
     pub fn conversation(&self) -> Option<ConversationKey> {
         self.request.as_ref().map(|request| request.key)
+    }
+
+    /// The same as its tenant is told it, in `x-conserve-conversation`.
+    #[must_use]
+    pub fn handle(&self) -> Option<ConversationKey> {
+        self.request.as_ref().map(Request::handle)
     }
 
     /// Whether the request is over: nothing will follow.

@@ -180,7 +180,7 @@ impl PyDispatch {
     #[getter]
     fn conversation(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.enter(py, 0, |dispatch, _| {
-            dispatch.conversation().map(|key| key.to_string())
+            dispatch.handle().map(|key| key.to_string())
         })
     }
 

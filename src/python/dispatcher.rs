@@ -129,20 +129,18 @@ impl PyDispatcher {
     /// (`ConversationView.key`).
     #[pyo3(signature = (conversation, headers, /))]
     fn conversation(&self, conversation: &str, headers: Headers) -> Option<PyConversationView> {
-        let key = self
-            .dispatcher
-            .locate(&headers.0, conversation.as_bytes())?;
-        self.shell
-            .router
-            .conversation(key)
-            .map(|view| PyConversationView::from(&view))
+        self.dispatcher
+            .locate(&headers.0, conversation.as_bytes())
+            .map(|located| PyConversationView::from(&located.view))
     }
 
     /// Like `Router.close`, for the caller that sent `headers`.
     #[pyo3(signature = (conversation, headers, /))]
     fn close_conversation(&self, py: Python<'_>, conversation: &str, headers: Headers) -> bool {
         match self.dispatcher.locate(&headers.0, conversation.as_bytes()) {
-            Some(key) => self.shell.enter(py, |router, now| router.close(key, now)),
+            Some(located) => self
+                .shell
+                .enter(py, |router, now| router.close(located.key, now)),
             None => false,
         }
     }

@@ -160,20 +160,16 @@ fn a_conversation_is_found_by_its_name_and_by_its_key() {
     turn.succeed();
     let key = turn.dispatch.conversation().unwrap();
     let headers = list(&tenant[..1]);
-    assert_eq!(world.dispatcher.locate(&headers, b"task-42"), Some(key));
-    assert_eq!(
-        world
-            .dispatcher
-            .locate(&headers, key.to_string().as_bytes()),
-        Some(key)
-    );
-    assert_eq!(
-        world.dispatcher.locate(&[], b"task-42"),
-        None,
-        "another tenant's name"
-    );
+    let told = turn.dispatch.handle().unwrap().to_string();
+    let locate = |headers: &[Header], id: &str| {
+        let located = world.dispatcher.locate(headers, id.as_bytes());
+        located.map(|located| located.key)
+    };
+    assert_eq!(locate(&headers, "task-42"), Some(key));
+    assert_eq!(locate(&headers, &told), Some(key));
+    assert_eq!(locate(&[], "task-42"), None, "another tenant's name");
     assert!(world.router.close(key, world.now));
-    assert_eq!(world.dispatcher.locate(&headers, b"task-42"), None);
+    assert_eq!(locate(&headers, "task-42"), None);
     world.untouched();
 }
 
@@ -188,4 +184,24 @@ fn without_the_fingerprint_each_nameless_request_stands_alone() {
     world.open(&[], &history(&[USER, REPLY, TOOL])).succeed();
     assert_eq!(handoffs(&world), 2);
     world.untouched();
+}
+
+#[test]
+fn a_key_told_to_one_tenant_names_nothing_for_another() {
+    let world = world(1, 2);
+    let ours = [("authorization", "Bearer ours")];
+    let mut turn = world.open(&ours, &history(&[USER]));
+    turn.succeed();
+    let told = turn.dispatch.handle().unwrap().to_string();
+    let locate =
+        |headers: &[(&str, &str)], id: &str| world.dispatcher.locate(&list(headers), id.as_bytes());
+    let found = locate(&ours, &told).expect("told to this tenant");
+    assert_eq!(found.view.key.to_string(), told);
+    assert_eq!(Some(found.key), turn.dispatch.conversation());
+    assert!(locate(&[("authorization", "Bearer theirs")], &told).is_none());
+    assert!(locate(&[], &told).is_none());
+    assert!(
+        locate(&ours, &found.key.to_string()).is_none(),
+        "the router's own key is told to nobody"
+    );
 }

@@ -124,7 +124,10 @@ impl Dispatch {
             headers.push(header("retry-after", span.as_secs().max(1).to_string()));
         }
         if let Some(request) = &self.request {
-            headers.push(header("x-conserve-conversation", request.key.to_string()));
+            headers.push(header(
+                "x-conserve-conversation",
+                request.handle().to_string(),
+            ));
             headers.push(header("x-request-id", request.trace.clone()));
         } else if let Some(id) = headers::get(&self.headers, "x-request-id") {
             headers.push(header("x-request-id", id.clone()));
@@ -141,7 +144,7 @@ impl Dispatch {
         let request = self.request();
         let route = turn.route();
         let mut own = vec![
-            header("x-conserve-conversation", request.key.to_string()),
+            header("x-conserve-conversation", request.handle().to_string()),
             header("x-conserve-decoder", route.decoder.name.to_string()),
             header("x-conserve-turn", route.turn.to_string()),
             header("x-conserve-route", route.kind.as_str().to_owned()),
