@@ -125,6 +125,27 @@ def test_token_ids_are_a_prompt(worker: Worker) -> None:
     assert by_ids.body["usage"]["prompt_tokens"] == len(tokens)
 
 
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_token_ids_are_named_on_request(worker: Worker, kind: str) -> None:
+    fields: dict[str, Any] = {"max_tokens": 6, "return_token_ids": True}
+    if kind == "chat":
+        path, fields = "/v1/chat/completions", fields | {"messages": HELLO}
+        prompt = worker.post("/tokenize", {"messages": HELLO}).body["tokens"]
+    else:
+        path, fields = "/v1/completions", fields | {"prompt": "Rivers"}
+        prompt = worker.post("/tokenize", {"prompt": "Rivers"}).body["tokens"]
+    (choice,) = worker.post(path, {"temperature": 0, **fields}).body["choices"]
+    assert choice["prompt_token_ids"] == prompt
+    assert len(choice["token_ids"]) == 6
+    events = list(worker.stream(path, **fields))[:-1]
+    first = events[0] if kind == "chat" else events[0]["choices"][0]
+    assert first["prompt_token_ids"] == prompt
+    told = [token for event in events for token in event["choices"][0].get("token_ids", ())]
+    assert told == choice["token_ids"], "the pieces of a stream name the same tokens"
+    unasked = worker.post(path, {**fields, "temperature": 0, "return_token_ids": False}).body["choices"][0]
+    assert not {"token_ids", "prompt_token_ids"} & unasked.keys()
+
+
 def test_text_parts_are_joined(worker: Worker) -> None:
     parts = [{"type": "text", "text": "Say something about rivers."}]
     assert text_of(worker.chat([{"role": "user", "content": parts}], max_tokens=6)) == text_of(

@@ -107,6 +107,27 @@ async def _stream(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     )
     await response.prepare(request)
+    try:
+        await _send(response, answer, output, outputs, include_usage=include_usage)
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception:
+        logger.exception("request failed in its stream", extra={"path": request.path})
+        failed = error("internal error; see the worker's log", status=500, code="internal_error")
+        await response.write(event(failed) + DONE)
+    await response.write_eof()
+    return response
+
+
+async def _send(
+    response: web.StreamResponse,
+    answer: Answer,
+    output: Output,
+    outputs: asyncio.Queue[Output],
+    *,
+    include_usage: bool,
+) -> None:
+    """Write the events of an answer whose first output is here."""
     opening = answer.first(usage=include_usage)
     if opening is not None:
         await response.write(event(opening))
@@ -122,8 +143,6 @@ async def _stream(
             await response.write(end + DONE)
             break
         output = await outputs.get()
-    await response.write_eof()
-    return response
 
 
 def _raise_if_failed(output: Output) -> None:
