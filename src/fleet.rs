@@ -322,8 +322,8 @@ impl Throughput {
     }
 }
 
-const CHUNK: usize = 64;
-type Chunk = Box<[OnceLock<Worker>; CHUNK]>;
+const CHUNK: usize = 32;
+type Chunk = Box<[OnceLock<Worker>]>;
 
 /// Every worker there ever was, at the place that its id names, and the live ones as a list.
 #[derive(Debug)]
@@ -426,7 +426,7 @@ impl Fleet {
         worker.occupancy.flag(NEWCOMERS_WAIT, joined.newcomers_wait);
         worker.backlog.flag(joined.newcomers_wait);
         let chunk = self.chunks[id.index() / CHUNK]
-            .get_or_init(|| Box::new(std::array::from_fn(|_| OnceLock::new())));
+            .get_or_init(|| (0..CHUNK).map(|_| OnceLock::new()).collect());
         let worker = chunk[id.index() % CHUNK].get_or_init(|| worker);
         self.live
             .store(Arc::new(live.iter().copied().chain([id]).collect()));

@@ -69,6 +69,37 @@ impl Counter {
     }
 }
 
+/// The table's own ordering of writers before readers, told to loom, which cannot see into the
+/// table. Without loom it is nothing.
+#[derive(Debug)]
+pub(crate) struct Published {
+    #[cfg(loom)]
+    order: AtomicU64,
+}
+
+impl Published {
+    pub(crate) fn new() -> Self {
+        Self {
+            #[cfg(loom)]
+            order: AtomicU64::new(0),
+        }
+    }
+
+    /// Before an entry is written and after one was read.
+    #[cfg_attr(not(loom), expect(clippy::unused_self, reason = "only loom looks"))]
+    pub(crate) fn pass(&self) {
+        #[cfg(loom)]
+        // AcqRel: pairs with itself.
+        self.order.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl Default for Published {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Keeps what one thread writes away from what another reads: two cache lines, because
 /// processors fetch them in pairs.
 #[derive(Debug, Default)]

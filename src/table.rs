@@ -10,6 +10,7 @@ use std::sync::Arc;
 use papaya::{Compute, HashMap, Operation};
 
 use crate::conversation::Conversation;
+use crate::sync::Published;
 use crate::units::ConversationKey;
 
 /// A key in two halves: eight bytes less padding for each entry than a `u128`.
@@ -58,16 +59,32 @@ type Map = HashMap<Key, Arc<Conversation>, BuildHasherDefault<Spread>>;
 
 /// All live conversations.
 #[derive(Debug, Default)]
-pub(crate) struct Table(Map);
+pub(crate) struct Table {
+    map: Map,
+    published: Published,
+}
 
 impl Table {
     pub(crate) fn find(&self, key: ConversationKey) -> Option<Arc<Conversation>> {
-        self.0.pin().get(&Key::of(key)).cloned()
+        self.with(key, |found| found.map(Arc::clone))
+    }
+
+    /// Looks at the conversation under a key without counting a reference to it.
+    pub(crate) fn with<R>(
+        &self,
+        key: ConversationKey,
+        look: impl FnOnce(Option<&Arc<Conversation>>) -> R,
+    ) -> R {
+        let map = self.map.pin();
+        let found = map.get(&Key::of(key));
+        self.published.pass();
+        look(found)
     }
 
     /// Puts a new conversation under a key that has none; `false` if it has one.
     pub(crate) fn insert(&self, key: ConversationKey, conversation: &Arc<Conversation>) -> bool {
-        self.0
+        self.published.pass();
+        self.map
             .pin()
             .try_insert(Key::of(key), Arc::clone(conversation))
             .is_ok()
@@ -75,7 +92,7 @@ impl Table {
 
     /// Removes exactly this conversation; `false` if it was removed before.
     pub(crate) fn remove(&self, key: ConversationKey, conversation: &Arc<Conversation>) -> bool {
-        let map = self.0.pin();
+        let map = self.map.pin();
         let outcome = map.compute(Key::of(key), |found| match found {
             Some((_, there)) if Arc::ptr_eq(there, conversation) => Operation::Remove,
             Some(_) | None => Operation::Abort(()),
@@ -84,12 +101,13 @@ impl Table {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.map.len()
     }
 
     /// Calls `visit` with every conversation there is; those that come or go meanwhile may be missed.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(ConversationKey, &Arc<Conversation>)) {
-        for (key, conversation) in &self.0.pin() {
+        for (key, conversation) in &self.map.pin() {
+            self.published.pass();
             visit(key.key(), conversation);
         }
     }

@@ -115,11 +115,15 @@ impl Engine {
             from: None,
         };
         loop {
-            let found = self.table.find(request.key);
-            let attempt = match &found {
-                Some(conversation) => self.attempt(conversation, &asking, now),
-                None => self.attempt_new(&asking, now),
-            };
+            // Borrowed from the table: only who has to wait needs to count a reference twice.
+            let (attempt, found) = self.table.with(request.key, |found| match found {
+                Some(conversation) => {
+                    let attempt = self.attempt(conversation, &asking, now);
+                    let waits = matches!(attempt, Attempt::Wait(..));
+                    (attempt, waits.then(|| Arc::clone(conversation)))
+                }
+                None => (self.attempt_new(&asking, now), None),
+            });
             match attempt {
                 Attempt::Run(grant) => return Ok(Begun::Granted(grant)),
                 Attempt::Refuse(rejected) => return Err(self.shed(request.key, rejected, now)),
@@ -347,7 +351,6 @@ impl Engine {
             reason,
             ..
         } = *grant;
-        self.tally.of(key).started.add(1);
         if admission {
             let waited = now.since(grant.arrived);
             self.observers.tell(|| Event::Admitted {

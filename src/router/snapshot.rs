@@ -127,7 +127,6 @@ pub struct Discrepancy {
 pub(crate) struct Counts {
     pub(crate) opened: Counter,
     pub(crate) closed: Counter,
-    pub(crate) started: Counter,
     pub(crate) finished: Counter,
     pub(crate) failed: Counter,
     pub(crate) shed: Counter,
@@ -160,7 +159,7 @@ impl Tally {
         Totals {
             opened: sum(|counts| &counts.opened),
             closed: sum(|counts| &counts.closed),
-            started: sum(|counts| &counts.started),
+            started: 0,
             finished: sum(|counts| &counts.finished),
             failed: sum(|counts| &counts.failed),
             shed: sum(|counts| &counts.shed),
@@ -196,9 +195,10 @@ impl Engine {
     }
 
     pub(super) fn snapshot(&self, now: Timestamp) -> Snapshot {
-        let (mut live, mut lost) = (Vec::new(), Vec::new());
+        let (mut live, mut lost, mut running) = (Vec::new(), Vec::new(), 0);
         for worker in self.fleet.all() {
             let books = worker.occupancy.books();
+            running += u64::from(books.running);
             let report = worker.report.lock().clone();
             let row = WorkerRow {
                 worker: worker.reference(),
@@ -226,12 +226,15 @@ impl Engine {
             }
         }
         live.extend(lost.split_off(lost.len().saturating_sub(LOST_SHOWN)));
+        // Not counted one by one: every turn that began has ended or runs.
+        let mut totals = self.tally.totals();
+        totals.started = totals.finished + totals.failed + running;
         Snapshot {
             workers: live,
             conversations: self.table.len(),
             waiting: self.line.newcomers(),
             waiting_tail: self.line.tail(),
-            totals: self.tally.totals(),
+            totals,
             policy: self.policy.name(),
         }
     }

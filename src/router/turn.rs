@@ -34,7 +34,7 @@ pub struct Turn {
     grant: Grant,
     settled: bool,
     /// Made when asked for: most turns only settle.
-    route: OnceLock<Route>,
+    route: OnceLock<Box<Route>>,
     latest: Timestamp,
 }
 
@@ -76,14 +76,14 @@ impl Turn {
         self.route.get_or_init(|| {
             let grant = &self.grant;
             let refer = |id| self.anchor.fleet.worker(id).reference();
-            Route {
+            Box::new(Route {
                 prefiller: grant.prefiller.map(refer),
                 decoder: refer(grant.decoder),
                 handoff: grant.prefiller.is_some(),
                 turn: grant.turn,
                 kind: grant.kind,
                 reason: grant.reason,
-            }
+            })
         })
     }
 

@@ -4,9 +4,13 @@
 mod begin;
 #[cfg(not(loom))]
 mod line;
+#[cfg(loom)]
+mod loom;
 #[cfg(not(loom))]
 mod model;
 #[cfg(not(loom))]
 mod naive;
+#[cfg(not(loom))]
+mod stress;
 #[cfg(not(loom))]
 pub(crate) mod support;
