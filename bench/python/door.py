@@ -172,6 +172,7 @@ def main() -> None:
             "command": sys.argv,
             "machine": {
                 "cpus": os.cpu_count(),
+                "load_average": os.getloadavg(),
                 "python": platform.python_version(),
                 "system": platform.platform(),
             },

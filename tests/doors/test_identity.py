@@ -56,6 +56,8 @@ async def test_two_tenants_may_use_the_same_id(cluster: StartCluster) -> None:
         assert (await c.get("/v1/conversations/task-42", key="sk-theirs")).status == 200
         key = theirs.headers["x-conserve-conversation"]
         assert (await c.get(f"/v1/conversations/{key}", key="sk-theirs")).json["turn"] == 1
+        assert (await c.get(f"/v1/conversations/{key}", key="sk-ours")).status == 404, "not by its key either"
+        assert (await c.delete(f"/v1/conversations/{key}", key="sk-ours")).status == 404
 
 
 async def test_histories_of_two_tenants_never_meet(cluster: StartCluster) -> None:
