@@ -46,10 +46,6 @@ pub struct TurnRequest {
 
 /// A turn that may begin now or later.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "the large one is the hot one; a box costs more"
-)]
 pub enum Begin {
     /// It runs.
     Started(Turn),
