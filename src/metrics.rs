@@ -1,6 +1,6 @@
 //! Events folded into numbers, and the numbers written as Prometheus text.
 //!
-//! Promises: folding takes no lock and writes a cache line that few conversations share; the text
+//! Promises: folding takes no lock and writes cache lines that no other thread writes; the text
 //! has the same series in the same order each time.
 //! Leaves to others: serving the text (the doors).
 
@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use crate::event::{CloseReason, Event, FailReason, Observer, TurnKind, Usage};
 use crate::router::{Snapshot, WorkerRow};
-use crate::sync::{Counter, Padded};
-use crate::units::ConversationKey;
+use crate::sync::{Counter, Padded, STRIPES, stripe};
 
 /// Upper bounds in milliseconds.
 const BOUNDS_MS: [u64; 19] = [
@@ -44,7 +43,7 @@ const fn kind(kind: TurnKind) -> usize {
     kind as usize
 }
 
-/// What one stripe of conversations did.
+/// What one stripe of threads saw.
 #[derive(Debug, Default)]
 struct Fold {
     started: [Counter; 3],
@@ -77,8 +76,6 @@ impl Fold {
 
 type CounterOf = fn(&Fold) -> &Counter;
 type GaugeOf = fn(&WorkerRow) -> Option<f64>;
-
-const STRIPES: usize = 16;
 
 /// Counters and histograms over every [`Event`].
 ///
@@ -115,9 +112,8 @@ impl Metrics {
         }
     }
 
-    fn of(&self, key: ConversationKey) -> &Fold {
-        let stripe = key.stripe(STRIPES);
-        &self.stripes[stripe]
+    fn own(&self) -> &Fold {
+        &self.stripes[stripe()]
     }
 
     fn sum(&self, of: impl Fn(&Fold) -> &Counter) -> u64 {
@@ -449,50 +445,40 @@ impl Text {
 impl Observer for Metrics {
     fn on(&self, event: &Event) {
         match *event {
-            Event::Queued { key, .. } => self.of(key).queued.add(1),
-            Event::Admitted { key, waited, .. } => self.of(key).wait.record(waited),
-            Event::Shed { key, .. } => self.of(key).shed.add(1),
-            Event::HandedOver {
-                key, handoff: true, ..
-            } => self.of(key).handoffs.add(1),
-            Event::TurnStarted {
-                key, kind: turn, ..
-            } => self.of(key).started[kind(turn)].add(1),
+            Event::Queued { .. } => self.own().queued.add(1),
+            Event::Admitted { waited, .. } => self.own().wait.record(waited),
+            Event::Shed { .. } => self.own().shed.add(1),
+            Event::HandedOver { handoff: true, .. } => self.own().handoffs.add(1),
+            Event::TurnStarted { kind: turn, .. } => self.own().started[kind(turn)].add(1),
             Event::FirstToken {
-                key,
-                kind: turn,
-                ttft,
-                ..
+                kind: turn, ttft, ..
             } => {
-                self.of(key).ttft[kind(turn)].record(ttft);
+                self.own().ttft[kind(turn)].record(ttft);
             }
-            Event::Effective { key, ttfet, .. } => self.of(key).ttfet.record(ttfet),
+            Event::Effective { ttfet, .. } => self.own().ttfet.record(ttfet),
             Event::TurnFinished {
-                key,
-                kind: turn,
-                usage,
-                ..
+                kind: turn, usage, ..
             } => {
-                let fold = self.of(key);
+                let fold = self.own();
                 fold.finished[kind(turn)].add(1);
                 fold.usage(usage);
             }
-            Event::TurnFailed { key, why, .. } => self.of(key).failed[why.index()].add(1),
-            Event::Relocated { key, .. } => self.of(key).relocated.add(1),
-            Event::Overcommitted { key, blocks, .. } => {
-                self.of(key).overcommitted.add(u64::from(blocks.get()));
+            Event::TurnFailed { why, .. } => self.own().failed[why.index()].add(1),
+            Event::Relocated { .. } => self.own().relocated.add(1),
+            Event::Overcommitted { blocks, .. } => {
+                self.own().overcommitted.add(u64::from(blocks.get()));
             }
-            Event::Closed { key, why, .. } => {
+            Event::Closed { why, .. } => {
                 let index = CLOSED
                     .iter()
                     .position(|(other, _)| *other == why)
                     .unwrap_or(0);
-                self.of(key).closed[index].add(1);
+                self.own().closed[index].add(1);
             }
-            Event::Evicted { key, .. } => self.of(key).evicted.add(1),
+            Event::Evicted { .. } => self.own().evicted.add(1),
             Event::WorkerJoined { .. } => self.workers_joined.add(1),
             Event::WorkerLost { .. } => self.workers_lost.add(1),
-            Event::Orphaned { key, .. } => self.of(key).orphaned.add(1),
+            Event::Orphaned { .. } => self.own().orphaned.add(1),
             // Placements and sweeps are counted by the events of their conversations; how workers
             // stand is a gauge.
             Event::Placed { .. }

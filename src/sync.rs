@@ -113,3 +113,19 @@ impl<T> std::ops::Deref for Padded<T> {
         &self.0
     }
 }
+
+/// Parts into which what every thread writes is split.
+pub(crate) const STRIPES: usize = 64;
+
+/// The part that this thread writes: so far as there are no more threads than parts, its own. A
+/// split by key would not do: a line that two threads write in turn is never in the right cache.
+/// It decides nothing but where a count is kept.
+pub(crate) fn stripe() -> usize {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        // Relaxed: a counter; guards no memory.
+        static STRIPE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES;
+    }
+    STRIPE.with(|stripe| *stripe)
+}

@@ -227,15 +227,6 @@ impl ConversationKey {
     pub(crate) const fn folded(self) -> u64 {
         (self.0 ^ self.0 >> 64) as u64
     }
-
-    /// One of `stripes` parts of all keys.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a remainder of a usize is one"
-    )]
-    pub(crate) const fn stripe(self, stripes: usize) -> usize {
-        (self.folded() % stripes as u64) as usize
-    }
 }
 
 impl ConversationKey {

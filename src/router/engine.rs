@@ -144,7 +144,7 @@ impl Engine {
     }
 
     fn shed(&self, key: ConversationKey, rejected: Rejected, now: Timestamp) -> Rejected {
-        self.tally.of(key).shed.add(1);
+        self.tally.own().shed.add(1);
         let retry_after = rejected.retry_after().unwrap_or(Duration::ZERO);
         self.observers.tell(|| Event::Shed {
             at: now,
@@ -371,7 +371,7 @@ impl Engine {
             });
         }
         if kind == TurnKind::Relocated {
-            self.tally.of(key).relocated.add(1);
+            self.tally.own().relocated.add(1);
             let (from, to) = (grant.from, decoder);
             self.observers.tell(|| Event::Relocated {
                 at: now,

@@ -105,7 +105,7 @@ impl Engine {
                 decoder.conversations.sub(1);
                 somebody_waits |= decoder.occupancy.release(state.blocks);
                 freed += u64::from(state.blocks.get());
-                self.tally.of(key).evicted.add(1);
+                self.tally.own().evicted.add(1);
                 let (decoder, blocks) = (decoder.id, state.blocks);
                 self.observers.tell(|| Event::Evicted {
                     at: now,

@@ -31,6 +31,7 @@ use crate::fleet::WorkerSpec;
 pub use crate::fleet::{Health, Role, WorkerRef};
 use crate::placement::Policy;
 use crate::report::WorkerReport;
+use crate::sync::{STRIPES, stripe};
 use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
 
 /// A turn that wants to begin.
@@ -53,8 +54,8 @@ pub enum Begin {
     Waiting(Ticket),
 }
 
-/// Keeps the engine alive for its turns. One for each stripe of keys, so that turns of different
-/// conversations do not count references on the same cache line.
+/// Keeps the engine alive for its turns. One for each stripe of threads, so that threads do
+/// not count references on the same cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Anchor(Arc<Engine>);
@@ -76,8 +77,6 @@ pub struct Router {
     anchors: Box<[Arc<Anchor>]>,
 }
 
-const ANCHORS: usize = 64;
-
 impl Router {
     /// A router without workers.
     ///
@@ -96,7 +95,7 @@ impl Router {
         config.validate()?;
         let engine = Arc::new(Engine::new(config, policy));
         let anchor = |_| Arc::new(Anchor(Arc::clone(&engine)));
-        let anchors = (0..ANCHORS).map(anchor).collect();
+        let anchors = (0..STRIPES).map(anchor).collect();
         Ok(Self { engine, anchors })
     }
 
@@ -107,9 +106,8 @@ impl Router {
         self
     }
 
-    fn anchor(&self, key: ConversationKey) -> &Arc<Anchor> {
-        let stripe = key.stripe(ANCHORS);
-        &self.anchors[stripe]
+    fn anchor(&self) -> &Arc<Anchor> {
+        &self.anchors[stripe()]
     }
 
     /// The settings.
@@ -131,7 +129,7 @@ impl Router {
     /// # Errors
     /// Says why the turn cannot run; then nothing is booked for it.
     pub fn begin(&self, request: &TurnRequest, now: Timestamp) -> Result<Begin, Rejected> {
-        let anchor = self.anchor(request.key);
+        let anchor = self.anchor();
         match self.engine.begin(request, now)? {
             engine::Begun::Granted(grant) => {
                 Ok(Begin::Started(Turn::new(Arc::clone(anchor), grant)))

@@ -182,7 +182,7 @@ impl Engine {
                 give_up(reservation);
                 return Attempt::Again;
             }
-            self.tally.of(asking.key).opened.add(1);
+            self.tally.own().opened.add(1);
             (conversation, born.turn)
         };
         conversation.touch(now);

@@ -51,7 +51,7 @@ impl Engine {
 
     fn overcommitted(&self, grant: &Grant, blocks: Blocks, now: Timestamp) {
         let (key, decoder) = (grant.key, grant.decoder);
-        self.tally.of(key).overcommitted.add(1);
+        self.tally.own().overcommitted.add(1);
         self.observers.tell(|| Event::Overcommitted {
             at: now,
             key,
@@ -82,7 +82,7 @@ impl Engine {
         grant.conversation.note_pinned();
         let (key, decoder, handoff) = (grant.key, grant.decoder, grant.prefiller.is_some());
         if handoff {
-            self.tally.of(key).handoffs.add(1);
+            self.tally.own().handoffs.add(1);
         }
         let took = now.since(grant.started);
         self.observers.tell(|| Event::HandedOver {
@@ -121,7 +121,7 @@ impl Engine {
             kind,
             ..
         } = *grant;
-        self.tally.of(key).finished.add(1);
+        self.tally.own().finished.add(1);
         let (took, blocks) = (now.since(grant.started), settled.after.blocks);
         self.observers.tell(|| Event::TurnFinished {
             at: now,
@@ -225,7 +225,7 @@ impl Engine {
         let Grant {
             key, decoder, turn, ..
         } = *grant;
-        self.tally.of(key).failed.add(1);
+        self.tally.own().failed.add(1);
         let took = now.since(grant.started);
         self.observers.tell(|| Event::TurnFailed {
             at: now,

@@ -8,7 +8,7 @@ use super::engine::Engine;
 use crate::conversation::ConversationPhase;
 use crate::fleet::{Health, Role, WorkerRef};
 use crate::report::WorkerReport;
-use crate::sync::{Counter, Padded};
+use crate::sync::{Counter, Padded, STRIPES, stripe};
 use crate::units::{BlockSize, Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
 
 /// One conversation as it is now.
@@ -122,7 +122,7 @@ pub struct Discrepancy {
     pub reserved: u64,
 }
 
-/// Counts of one stripe of keys.
+/// Counts of one stripe of threads.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) opened: Counter,
@@ -136,11 +136,9 @@ pub(crate) struct Counts {
     pub(crate) overcommitted: Counter,
 }
 
-/// Counts striped by key, so that turns of different conversations write different cache lines.
+/// Counts striped by thread, so that threads write different cache lines.
 #[derive(Debug)]
 pub(crate) struct Tally(Box<[Padded<Counts>]>);
-
-const STRIPES: usize = 64;
 
 impl Default for Tally {
     fn default() -> Self {
@@ -149,9 +147,9 @@ impl Default for Tally {
 }
 
 impl Tally {
-    pub(crate) fn of(&self, key: ConversationKey) -> &Counts {
-        let stripe = key.stripe(STRIPES);
-        &self.0[stripe]
+    /// The counts that this thread writes.
+    pub(crate) fn own(&self) -> &Counts {
+        &self.0[stripe()]
     }
 
     fn totals(&self) -> Totals {

@@ -73,7 +73,7 @@ impl Ticket {
                 let retry_after = self.anchor.line.retry_after(self.position(), now);
                 self.anchor.withdraw(self.place.number, now);
                 let key = self.place.key;
-                self.anchor.tally.of(key).shed.add(1);
+                self.anchor.tally.own().shed.add(1);
                 self.anchor.observers.tell(|| Event::Shed {
                     at: now,
                     key,

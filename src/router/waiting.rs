@@ -112,7 +112,7 @@ impl Engine {
             if !self.table.insert(asking.key, &conversation) {
                 return Ok(None);
             }
-            self.tally.of(asking.key).opened.add(1);
+            self.tally.own().opened.add(1);
             return Ok(Some((conversation, None)));
         };
         let state = conversation.state();
@@ -452,7 +452,7 @@ impl Engine {
         now: Timestamp,
     ) {
         self.table.remove(key, conversation);
-        self.tally.of(key).closed.add(1);
+        self.tally.own().closed.add(1);
         self.observers.tell(|| Event::Closed {
             at: now,
             key,
@@ -506,7 +506,7 @@ impl Engine {
                 let refused = Answer::Refused(self.in_vain(retry_after));
                 if let Ok(waker) = waiter.cell.answer(refused) {
                     wakers.extend(waker);
-                    self.tally.of(waiter.key).shed.add(1);
+                    self.tally.own().shed.add(1);
                     let key = waiter.key;
                     self.observers.tell(|| Event::Shed {
                         at: now,
