@@ -13,7 +13,7 @@ import aiohttp
 
 from conserve.demo.client import READ_BUFFER_BYTES, Answer, Message, chat_body, stream_chat
 from conserve.demo.cluster import MODEL_NAME, router_spec, worker_spec
-from conserve.demo.facts import all_joined
+from conserve.demo.facts import all_joined, all_settled
 from conserve.demo.options import Options
 from conserve.demo.scrape import Samples, get_json, get_samples
 from conserve.supervisor import Fleet
@@ -57,7 +57,8 @@ class SmallCluster:
         return answer.text
 
     async def books(self) -> dict[str, Any]:
-        """GET /v1/fleet with the router's own check of its bookings."""
+        """GET /v1/fleet with the router's own check of its bookings, once no turn is in flight."""
+        await all_settled(self.session, self.router)
         view: dict[str, Any] = await get_json(self.session, f"{self.router}/v1/fleet?check=true")
         return view
 

@@ -22,6 +22,7 @@ def broken_promises(conversations: Sequence[ConversationReport], fleet: FleetRep
         if conversation.recomputed_tokens:
             yield f"conversation {label}: {conversation.recomputed_tokens} tokens in whole blocks were computed again"
     yield from miscounted(conversations, fleet)
+    yield from misbooked(conversations, fleet)
 
 
 def miscounted(conversations: Sequence[ConversationReport], fleet: FleetReport) -> Iterator[str]:
@@ -34,6 +35,16 @@ def miscounted(conversations: Sequence[ConversationReport], fleet: FleetReport) 
     counted = sum(worker.computed_tokens for worker in fleet.workers if worker.role == "decoder")
     if computed != counted:
         yield f"the answers say that the decoders computed {computed} prompt tokens, their metrics say {counted}"
+
+
+def misbooked(conversations: Sequence[ConversationReport], fleet: FleetReport) -> Iterator[str]:
+    """Where the router's books do not balance: booked on the workers = held by the conversations, none in flight."""
+    if fleet.router.get("check") != "ok":
+        yield f"the router's check of its own books says: {fleet.router.get('check')}"
+    booked = sum(fleet.booked_blocks.values())
+    held = sum(conversation.booked_blocks for conversation in conversations)
+    if booked != held:
+        yield f"the router has booked {booked} blocks on its workers, its conversations hold {held}"
 
 
 def different_texts(

@@ -35,6 +35,22 @@ async def all_joined(
         raise DemoError(f"the router does not see {', '.join(sorted(missing))} as ready") from None
 
 
+async def all_settled(session: aiohttp.ClientSession, router: str, *, timeout_s: float = 10.0) -> None:
+    """Wait until no turn is in flight: a client has its `[DONE]` a moment before the router has settled the turn.
+
+    Raises:
+        DemoError: a turn is still in flight after `timeout_s`.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            while (await get_json(session, f"{router}/v1/fleet"))["in_flight"]:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise DemoError(
+            f"the router still has turns in flight {timeout_s:g} s after the last answer"
+        ) from None
+
+
 async def conversation_report(
     session: aiohttp.ClientSession, cluster: Cluster, agent: Agent, turns: Sequence[Turn], *, by_header: bool
 ) -> ConversationReport:
@@ -63,13 +79,16 @@ async def conversation_report(
         handoffs=sum("x-conserve-prefiller" in turn.answer.headers for turn in turns),
         relocations=sum(turn.answer.headers.get("x-conserve-route") == "relocated" for turn in turns),
         ttfet_s=view["ttfet_s"],
+        booked_blocks=int(view["blocks"]),
     )
 
 
 async def fleet_report(session: aiohttp.ClientSession, cluster: Cluster) -> FleetReport:
-    """What the router says about the fleet, and each worker about itself."""
+    """What the router says about the fleet, with the check of its own books, and each worker about itself."""
     workers = [await worker_report(session, name, url) for name, url in cluster.workers.items()]
-    return FleetReport(workers=tuple(workers), router=await get_json(session, f"{cluster.router}/v1/fleet"))
+    return FleetReport(
+        workers=tuple(workers), router=await get_json(session, f"{cluster.router}/v1/fleet?check=true")
+    )
 
 
 async def worker_report(session: aiohttp.ClientSession, name: str, url: str) -> WorkerReport:

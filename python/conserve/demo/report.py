@@ -14,7 +14,7 @@ from .agent import Agent, Turn
 class ConversationReport:
     """One conversation. Times in seconds.
 
-    `key`, `decoder`, `handoffs`, `relocations` and `ttfet_s` are the router's word. `decoders` are those named by the
+    `key`, `decoder`, `handoffs`, `relocations`, `ttfet_s` and `booked_blocks` are the router's word. `decoders` are those named by the
     turns' answers, in order and without repetition. Token counts are the sums of the answers' usage over all turns;
     `recomputed_tokens` and `partial_block_tokens` are defined in `account`.
     """
@@ -27,6 +27,7 @@ class ConversationReport:
     handoffs: int
     relocations: int
     ttfet_s: float | None
+    booked_blocks: int
 
     @property
     def prompt_tokens(self) -> int:
@@ -82,6 +83,7 @@ class ConversationReport:
             "new_tokens": self.new_tokens,
             "resident_tokens": self.resident_tokens,
             "partial_block_tokens": self.partial_block_tokens,
+            "booked_blocks": self.booked_blocks,
             "steps": [
                 {
                     "turn": turn.number,
@@ -126,10 +128,15 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """The fleet after the last turn. `router` is GET /v1/fleet as it came."""
+    """The fleet after the last turn. `router` is GET /v1/fleet?check=true as it came."""
 
     workers: tuple[WorkerReport, ...]
     router: Mapping[str, Any]
+
+    @property
+    def booked_blocks(self) -> dict[str, int]:
+        """KV blocks that the router has booked on each worker."""
+        return {row["name"]: row["booked_blocks"] for row in self.router["workers"]}
 
     def as_json(self, conversations: Sequence[ConversationReport]) -> dict[str, Any]:
         """The fleet in the file of `--json`."""
@@ -137,6 +144,7 @@ class FleetReport:
             "placements": placements(conversations),
             "handoffs": sum(conversation.handoffs for conversation in conversations),
             "relocations": sum(conversation.relocations for conversation in conversations),
+            "booked_blocks": self.booked_blocks,
             "workers": {worker.name: worker.as_json() for worker in self.workers},
             "router": self.router,
         }

@@ -94,6 +94,7 @@ async def _routed(
         server = _server(options, session, serving.router, headers=options.headers)
         turns = await _converse_all(agents, server, workspace, options, fleet, progress)
         elapsed_s = time.perf_counter() - began
+        await facts.all_settled(session, serving.router)
         conversations = [
             await facts.conversation_report(
                 session, serving, agent, turns[agent.label], by_header=options.headers

@@ -55,8 +55,9 @@ def conversations_table(report: Report, *, width: int) -> Table:
 
 def workers_table(report: Report) -> Table:
     """One row for each worker, from its own metrics."""
-    table = _table("Workers: prompt tokens by source, from their /metrics", "worker", "role")
-    for name in ("conversations", "computed", "resident", "pulled", "generated"):
+    title = "Workers: prompt tokens by source, booked KV blocks"
+    table = _table(title, "worker", "role")
+    for name in ("pinned", "computed", "resident", "pulled", "generated", "booked"):
         table.add_column(name, justify="right", no_wrap=True)
     pinned = placements(report.conversations)
     for worker in report.fleet.workers:
@@ -68,6 +69,7 @@ def workers_table(report: Report) -> Table:
             f"{worker.resident_tokens:,}",
             f"{worker.pulled_tokens:,}",
             f"{worker.generated_tokens:,}",
+            f"{report.fleet.booked_blocks.get(worker.name, 0):,}",
         )
     return table
 

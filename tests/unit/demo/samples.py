@@ -51,16 +51,20 @@ def conversation(
         handoffs=handoffs,
         relocations=relocations,
         ttfet_s=0.5,
+        booked_blocks=10,
     )
 
 
-def fleet(computed: int) -> FleetReport:
+def fleet(computed: int, *, booked: int = 10, check: str = "ok") -> FleetReport:
     return FleetReport(
         workers=(
             WorkerReport("p0", "prefiller", 100, 0, 0, 1, 0),
             WorkerReport("d0", "decoder", computed, 112, 99, 21, 0),
         ),
-        router={},
+        router={
+            "workers": [{"name": "p0", "booked_blocks": 0}, {"name": "d0", "booked_blocks": booked}],
+            "check": check,
+        },
     )
 
 

@@ -80,6 +80,16 @@ def test_each_broken_promise_is_named(case: ConversationReport, computed: int, p
     assert problem in problems[0]
 
 
+def test_books_that_do_not_balance_are_named() -> None:
+    problems = list(
+        broken_promises([conversation(1)], fleet(COMPUTED, booked=11, check="d0: 11 booked, 10 held"))
+    )
+    assert problems == [
+        "the router's check of its own books says: d0: 11 booked, 10 held",
+        "the router has booked 11 blocks on its workers, its conversations hold 10",
+    ]
+
+
 def test_first_differing_character_is_named() -> None:
     cases = [conversation(1), conversation(2)]
     problems = list(different_texts(cases, {"task-1": ["one", "two"], "task-2": ["one", "twofold"]}))

@@ -42,7 +42,7 @@ def report(*problems: str, checked: bool = False) -> Report:
     return Report(
         model="random",
         conversations=(conversation(1), conversation(2)),
-        fleet=fleet(2 * COMPUTED),
+        fleet=fleet(2 * COMPUTED, booked=20),
         elapsed_s=2.0,
         checked=checked,
         check_elapsed_s=1.0 if checked else None,
