@@ -170,7 +170,9 @@ class Settings(BaseSettings):
     # The door.
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
-    body_timeout_s: _Seconds = Field(60.0, description="For the whole of a request's body to arrive.")
+    body_timeout_s: _Seconds = Field(
+        60.0, description="For a request's head to arrive, and again for the whole of its body."
+    )
     client_stall_timeout_s: _Seconds = Field(
         120.0, description="A client that takes nothing for so long is taken to be gone."
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from .app import create_app
+from .protocol import bounded
 
 if TYPE_CHECKING:
     from conserve.settings import Settings
@@ -49,7 +50,7 @@ class DoorServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._app,
-                http="httptools",
+                http=bounded(head_timeout_s=settings.body_timeout_s),
                 ws="none",
                 lifespan="on",
                 access_log=False,

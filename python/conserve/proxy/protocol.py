@@ -1,0 +1,148 @@
+"""How the door reads HTTP: uvicorn's protocol, with bounds on a request's head and no way out of HTTP/1.1.
+
+Promises: a head is complete within a size and a time, or its connection ends; a request that offers an upgrade (Java's
+client offers HTTP/2 by itself) is served as if it had not; what is not HTTP is answered with an error object.
+Leaves to others: bodies (`body`), everything behind the head (uvicorn).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import ClassVar, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from .errors import body_of
+
+__all__ = ["BoundedProtocol", "bounded"]
+
+logger = logging.getLogger(__name__)
+
+# As much as workers take: aiohttp and uvicorn's h11 stop at 64 KiB too.
+_HEAD_LIMIT_BYTES: Final = 64 * 1024
+_OF_UPGRADES: Final = (b"upgrade", b"http2-settings")
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. Made by `bounded`, which says how long a head may take."""
+
+    head_timeout_s: ClassVar[float] = 60.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected; its first head is due."""
+        super().connection_made(transport)
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._offers_upgrade = False
+        self._has_begun = False
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on."""
+        self._unset_keepalive_if_required()
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_timer is None:
+                self._expect_head()
+        self._feed(data)
+        if self._in_head and self._head_bytes > _HEAD_LIMIT_BYTES:
+            text = f"the request's head is larger than {_HEAD_LIMIT_BYTES} bytes; send shorter headers"
+            self._refuse(431, "headers_too_large", text)
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._in_head = True
+        self._offers_upgrade = False
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._stop_timer()
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            # Begun in `_without_upgrade`: the parser takes the body for bytes of the new protocol.
+            self._offers_upgrade = True
+            return
+        self._in_head = False
+        self._has_begun = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        if not self._offers_upgrade:
+            self._in_head = True
+            self._head_bytes = 0
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP."""
+        self._refuse(400, "invalid_http", msg)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._offers_upgrade:
+                self._without_upgrade(data[offer.args[0] :])
+        except httptools.HttpParserError as error:
+            logger.info("a request that is not HTTP was refused: %s", type(error).__name__)
+            self.send_400_response("the request cannot be read as HTTP/1.1; see the client's HTTP library")
+
+    def _without_upgrade(self, rest: bytes) -> None:
+        """Read the request again as if it had offered nothing: RFC 9110 lets a server ignore an upgrade."""
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            kept = value
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                kept = b", ".join(token for token in tokens if token.lower() not in _OF_UPGRADES)
+            if name not in _OF_UPGRADES and (kept or not value):
+                head += [name, b": ", kept, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._feed(b"".join([*head, b"\r\n", rest]))
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._is_answering():
+            # The head of a request behind the one that is being answered; it may wait as long as that one.
+            self._expect_head()
+        elif self._head_bytes:
+            text = f"the request's head did not arrive within {self.head_timeout_s:g} s; send it again"
+            self._refuse(408, "request_timeout", text)
+        else:
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _is_answering(self) -> bool:
+        return self._has_begun and not self.cycle.response_complete
+
+    def _refuse(self, status: int, code: str, text: str) -> None:
+        """Answer, unless another answer is under way, and close."""
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        if not self._is_answering():
+            content = body_of(text, code=code, status=status)
+            headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + headers % len(content) + content)
+        self.transport.close()
+
+
+def bounded(*, head_timeout_s: float) -> type[BoundedProtocol]:
+    """The protocol for `uvicorn.Config(http=...)`."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"head_timeout_s": head_timeout_s})

@@ -1,0 +1,87 @@
+"""Heads of requests, on a bare socket: too long, too late, not HTTP, or offering another protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.support.cluster import CHAT, chat_body
+from tests.support.raw import connect, request
+
+from .conftest import StartCluster
+
+BODY = json.dumps(chat_body("hi")).encode()
+
+
+async def test_a_head_without_an_end_is_refused_when_it_passes_the_limit(cluster: StartCluster) -> None:
+    async with cluster() as c:
+        for piece in (b"a" * 65_536, b"x-a: 1\r\n" * 8192):
+            async with connect(c.url) as raw:
+                await raw.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-b: 1\r\nx-a: ")
+                await raw.send(piece + piece)
+                status, headers = await raw.head()
+                content = json.loads(await raw.reader.readexactly(int(headers["content-length"])))
+                assert (status, content["error"]["code"]) == (431, "headers_too_large")
+        await c.nothing_booked()
+
+
+async def test_a_head_that_does_not_arrive_ends_its_connection(cluster: StartCluster) -> None:
+    async with cluster(body_timeout_s=0.1) as c:
+        async with connect(c.url) as raw:
+            await raw.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
+            assert (await raw.head())[0] == 408
+        async with connect(c.url) as silent, asyncio.timeout(10):
+            assert await silent.reader.read() == b"", "who says nothing is told nothing"
+
+
+async def test_the_time_for_a_head_does_not_cut_an_answer(cluster: StartCluster) -> None:
+    async with cluster(body_timeout_s=0.1, worker={"default_tokens": 40}) as c, connect(c.url) as raw:
+        slow = 'x-mock-fault: {"interval_s": 0.01}'
+        body = json.dumps(chat_body("hi", stream=True)).encode()
+        await raw.send(request(CHAT, body, slow) + b"POST /v1/chat")
+        assert (await raw.head())[0] == 200
+        async with asyncio.timeout(10):
+            stream = await raw.reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
+        assert stream.count(b"data: ") > 40, "a late second request waits behind the first one's answer"
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["in one piece", "head first"])
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+async def test_an_offer_of_another_protocol_is_ignored(
+    cluster: StartCluster, protocol: str, parts: int
+) -> None:
+    async with cluster(prefillers=0, decoders=1) as c, connect(c.url) as raw:
+        offer = (f"upgrade: {protocol}", "connection: Upgrade, HTTP2-Settings", "http2-settings: AAMAAABk")
+        whole = request(CHAT, BODY, *offer)
+        cut = len(whole) - len(BODY)
+        for piece in (whole,) if parts == 1 else (whole[:cut], whole[cut:]):
+            await raw.send(piece)
+            await asyncio.sleep(0.02 * (parts - 1))  # real time: two segments, not one
+        status, headers = await raw.head()
+        assert status == 200, "the body belongs to the request"
+        await raw.reader.readexactly(int(headers["content-length"]))
+        await raw.send(request(CHAT, BODY))
+        assert (await raw.head())[0] == 200, "the connection goes on"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        request(CHAT, b"0\r\n\r\n", "content-length: 5", "transfer-encoding: chunked"),
+        request(CHAT, b"0\r\n\r\n", "transfer-encoding: chunked", "content-length: 5"),
+        request(CHAT, BODY, f"content-length: {len(BODY)}", "content-length: 5"),
+        request(CHAT, BODY, "x-a: b\r\n folded"),
+        b"\x16\x03\x01\x00\x05hello\r\n\r\n",
+    ],
+    ids=["length and chunked", "chunked and length", "two lengths", "folded", "TLS"],
+)
+async def test_what_is_not_http_is_400_and_ends_the_connection(cluster: StartCluster, bad: bytes) -> None:
+    async with cluster() as c, connect(c.url) as raw:
+        await raw.send(bad)
+        status, headers = await raw.head()
+        content = json.loads(await raw.reader.readexactly(int(headers["content-length"])))
+        assert (status, content["error"]["code"]) == (400, "invalid_http")
+        assert await raw.reader.read() == b""
+        await c.nothing_booked()
