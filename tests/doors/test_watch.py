@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -25,8 +26,6 @@ async def test_a_door_opens_before_its_workers_and_serves_when_they_come(cluster
 
 
 async def test_a_request_waits_for_the_first_worker(cluster: StartCluster) -> None:
-    import asyncio
-
     async with cluster(prefillers=0, decoders=1, keep_down=1) as c:
         waiting = asyncio.create_task(c.chat("hi"))
         await c.until_fleet(lambda fleet: fleet["waiting"] == 1)
@@ -118,3 +117,20 @@ async def test_secrets_and_prompts_are_not_logged(
     assert text, "decisions are logged"
     for secret in ("secret", "private"):
         assert secret not in text
+
+
+async def test_a_worker_that_answers_garbage_does_not_keep_the_door_shut(cluster: StartCluster) -> None:
+    async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"data":' * 50_000
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(garbage, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, cluster(decoders=1, both=[url]) as c:
+        assert [row["error"] for row in (await c.fleet())["away"]] == [
+            "GET /v1/models did not answer a list of models"
+        ]
+        assert (await c.chat("hi")).status == 200

@@ -17,6 +17,8 @@ __all__ = ["say"]
 
 logger = logging.getLogger(__name__)
 
+# The longest part of a header that is logged, in bytes.
+_LONGEST: Final = 256
 _SLUG: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -25,7 +27,7 @@ def say(path: str, status: int, headers: Headers, body: bytes | None) -> None:
     level = logging.WARNING if status >= 500 else logging.INFO
     if not logger.isEnabledFor(level):
         return
-    told = {name: value.decode("latin-1") for name, value in headers if name.startswith(b"x-")}
+    told = {name: _plain(value) for name, value in headers if name.startswith(b"x-")}
     request = told.get(b"x-request-id", "-")
     if status >= 400:
         logger.log(level, "%s: answered %d %s; request %s", path, status, _code(body), request)
@@ -42,6 +44,12 @@ def say(path: str, status: int, headers: Headers, body: bytes | None) -> None:
             "no handoff" if prefiller is None else f"handed over from {prefiller}",
             request,
         )
+
+
+def _plain(value: bytes) -> str:
+    """A header in one line of a log: a client chooses its request id, and a terminal obeys control characters."""
+    text = value[:_LONGEST].decode("utf-8", "replace")
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _code(body: bytes | None) -> str:

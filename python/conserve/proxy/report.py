@@ -10,7 +10,7 @@ __all__ = ["Report"]
 
 _START: Final = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.eE+]+)", re.MULTILINE)
 _CACHE: Final = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-_LABEL: Final = re.compile(rb'(block_size|num_gpu_blocks)="(\d+)"')
+_LABEL: Final = re.compile(rb'(block_size|num_gpu_blocks)="([0-9]{1,18})"')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import logging
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _MODELS_EVERY: Final = 10
 # A worker without a name is called by its role and its place in the settings, whichever answers first.
 _LETTERS: Final[dict[Role, str]] = {"prefiller": "p", "decoder": "d", "both": "w"}
+# What keeps us from asking: it says nothing about the worker, and a worker that is lost costs every pin that it has.
+_OURS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 _Lost: TypeAlias = Literal["refused", "silent", "restarted"]
 
 
@@ -104,7 +107,7 @@ class Watch:
     async def start(self, upstreams: Upstreams) -> None:
         """Probe every worker once, then go on probing until `stop`."""
         self._upstreams = upstreams
-        await asyncio.gather(*(self._probe(watched) for watched in self.workers))
+        await asyncio.gather(*(self._try_probe(watched) for watched in self.workers))
         self._tasks = [asyncio.create_task(self._keep_probing(watched)) for watched in self.workers]
 
     async def stop(self) -> None:
@@ -122,9 +125,7 @@ class Watch:
                 continue
             for card in watched.models:
                 known = merged.setdefault(card["id"], dict(card))
-                lengths = [
-                    length for each in (known, card) if (length := each.get("max_model_len")) is not None
-                ]
+                lengths = [each["max_model_len"] for each in (known, card) if "max_model_len" in each]
                 if lengths:
                     known["max_model_len"] = min(lengths)
         return list(merged.values())
@@ -132,10 +133,14 @@ class Watch:
     async def _keep_probing(self, watched: Watched) -> None:
         while True:
             await asyncio.sleep(self._settings.probe_interval_s)
-            try:
-                await self._probe(watched)
-            except Exception:
-                logger.exception("%s: the probe itself failed", watched.label)
+            await self._try_probe(watched)
+
+    async def _try_probe(self, watched: Watched) -> None:
+        """Probe; whatever one worker answers, the others and the door go on."""
+        try:
+            await self._probe(watched)
+        except Exception:
+            logger.exception("%s: the probe itself failed", watched.label)
 
     async def _probe(self, watched: Watched) -> None:
         try:
@@ -163,8 +168,11 @@ class Watch:
         return body
 
     def _failed(self, watched: Watched, error: Exception) -> None:
-        watched.failures += 1
         watched.last_error = said(error)
+        if isinstance(error, OSError) and error.errno in _OURS:
+            logger.warning("%s could not be asked: %s", watched.label, watched.last_error)
+            return
+        watched.failures += 1
         if watched.id is None:
             if watched.failures == 1:
                 logger.warning("%s is not there yet: %s", watched.label, watched.last_error)
@@ -211,7 +219,7 @@ class Watch:
         watched.last_error = None
         watched.report = report
         self._router.observe_metrics(watched.id, metrics)
-        lengths = [length for card in watched.models if isinstance(length := card.get("max_model_len"), int)]
+        lengths = [card["max_model_len"] for card in watched.models if "max_model_len" in card]
         if lengths:
             self._router.observe(watched.id, max_model_len=max(lengths))
         if joined:
@@ -258,8 +266,19 @@ class _UnhealthyError(Exception):
 
 
 def _cards(body: bytes) -> list[dict[str, Any]]:
+    """The models in an answer, each checked as far as others rely on it; raises _UnhealthyError."""
     try:
-        cards = json.loads(body)["data"]
-        return [card for card in cards if isinstance(card["id"], str)]
-    except (ValueError, KeyError, TypeError) as cause:
+        cards = json.loads(body, parse_constant=_no_number)["data"]
+        found = [card for card in cards if isinstance(card["id"], str)]
+        json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair cannot be told to anybody
+    except (ValueError, KeyError, TypeError, RecursionError) as cause:
         raise _UnhealthyError("GET /v1/models did not answer a list of models") from cause
+    for card in found:
+        length = card.get("max_model_len")
+        if type(length) is not int or not 0 < length < 2**32:
+            card.pop("max_model_len", None)
+    return found
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(name)

@@ -23,3 +23,8 @@ def test_only_two_known_and_different_starts_are_a_restart() -> None:
     assert not Report(1.0).restarted(Report(1.0))
     assert not Report(None).restarted(Report(2.0))
     assert not Report(1.0).restarted(Report(None))
+
+
+def test_numbers_without_end_are_not_read() -> None:
+    page = b'vllm:cache_config_info{num_gpu_blocks="' + b"9" * 5000 + b'",block_size="16"} 1.0'
+    assert Report.read(page) == Report(None, None, 16)
