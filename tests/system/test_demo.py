@@ -22,6 +22,11 @@ CONVERSATION_KEYS = {
 DEMO = (sys.executable, "-P", "-m", "conserve.cli", "demo")
 
 
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The demo's logs belong to the test."""
+    return {**os.environ, "TMPDIR": str(tmp_path)}
+
+
 def run_demo(tmp_path: Path, *arguments: str, timeout_s: float) -> dict[str, Any]:
     """Run the command, expect success, and return its JSON."""
     path = tmp_path / "out.json"
@@ -32,6 +37,7 @@ def run_demo(tmp_path: Path, *arguments: str, timeout_s: float) -> dict[str, Any
         timeout=timeout_s,
         check=False,
         cwd=tmp_path,
+        env=environment(tmp_path),
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "every text equal to a single engine's" in " ".join(ended.stdout.split())
@@ -139,7 +145,12 @@ def test_demo_that_is_stopped_leaves_no_process(tmp_path: Path, number: signal.S
     # Answers so long that the demo is still at work when the signal comes.
     argv = [*DEMO, "--model", "random", "--conversations", "4", "--turns", "6", "--max-tokens", "400"]
     with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env=environment(tmp_path),
     ) as demo:
         pids = read_pids(demo, 4)
         demo.send_signal(number)
@@ -150,6 +161,9 @@ def test_demo_that_is_stopped_leaves_no_process(tmp_path: Path, number: signal.S
     else:
         assert demo.returncode == 130, rest
         assert "interrupted; every process it started has ended" in " ".join(rest.split())
+        assert not list(tmp_path.glob("conserve-demo-*")), (
+            "the logs of a run that was broken off are not kept"
+        )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +179,13 @@ def test_what_cannot_run_says_why(
     tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     ended = subprocess.run(
-        [*DEMO, *arguments], capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
+        [*DEMO, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+        env=environment(tmp_path),
     )
     assert ended.returncode == status, ended.stdout + ended.stderr
     assert message in " ".join(ended.stderr.split())

@@ -48,6 +48,9 @@ async def run_demo(options: Options, progress: Progress) -> Report:
             report = await _routed(options, workspace, agents, logs, progress)
             if options.check:
                 report = await _checked(report, options, workspace, logs, progress)
+    except asyncio.CancelledError:
+        shutil.rmtree(logs, ignore_errors=True)
+        raise
     except WorkspaceError as error:
         shutil.rmtree(logs, ignore_errors=True)
         raise DemoError(str(error)) from error
