@@ -87,7 +87,9 @@ loom:  ## model-check the core's atomics
 
 bench: setup-dev  ## measure; raw results go to bench/results
 	@cargo bench --locked
-	@for script in $(wildcard bench/python/*.py); do echo "==> $$script"; $(BIN)/python $$script || exit 1; done
+	@$(BIN)/python bench/python/turn.py
+	@$(BIN)/python bench/python/dispatch.py
+	@$(BIN)/python bench/python/door.py --json bench/results/door.json
 
 wheel: setup-dev  ## build the wheel and try it in an empty environment
 	@echo '==> maturin build'

