@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
+use crate::backlog::Backlog;
 use crate::error::JoinError;
-use crate::occupancy::{Backlog, NEWCOMERS_WAIT, Occupancy};
+use crate::occupancy::{NEWCOMERS_WAIT, Occupancy};
 use crate::report::WorkerReport;
-use crate::sync::{Counter, Mutex, Padded};
+use crate::sync::{Counter, Mutex, POCKETS, Padded, stripe};
 use crate::units::{BlockSize, Blocks, Timestamp, Tokens, WorkerId};
 
 /// What a worker is for.
@@ -161,9 +162,10 @@ pub(crate) struct Worker {
     block_size: Counter,
     /// 0 while unknown.
     max_model_len: Counter,
-    pub(crate) occupancy: Padded<Occupancy>,
+    pub(crate) occupancy: Occupancy,
     pub(crate) backlog: Padded<Backlog>,
     pub(crate) throughput: Throughput,
+    references: [OnceLock<WorkerRef>; POCKETS],
     /// Conversations whose word names this decoder.
     pub(crate) conversations: Counter,
     pub(crate) report: Mutex<Option<(WorkerReport, Timestamp)>>,
@@ -276,12 +278,15 @@ impl Worker {
         *kept = Some((merged, now));
     }
 
+    /// How an answer names this worker. Each stripe of threads has names of its own, so that
+    /// threads do not count references on the same cache line.
     pub(crate) fn reference(&self) -> WorkerRef {
-        WorkerRef {
+        let own = self.references[stripe() % POCKETS].get_or_init(|| WorkerRef {
             id: self.id,
-            url: Arc::clone(&self.url),
-            name: Arc::clone(&self.name),
-        }
+            url: Arc::from(&*self.url),
+            name: Arc::from(&*self.name),
+        });
+        own.clone()
     }
 }
 
@@ -323,7 +328,7 @@ impl Throughput {
 }
 
 const CHUNK: usize = 32;
-type Chunk = Box<[OnceLock<Worker>]>;
+type Chunk = Box<[OnceLock<Box<Worker>>]>;
 
 /// Every worker there ever was, at the place that its id names, and the live ones as a list.
 #[derive(Debug)]
@@ -360,7 +365,8 @@ impl Fleet {
 
     /// The worker with this id, for ids that come from outside.
     pub(crate) fn get(&self, id: WorkerId) -> Option<&Worker> {
-        self.chunks.get(id.index() / CHUNK)?.get()?[id.index() % CHUNK].get()
+        let worker = self.chunks.get(id.index() / CHUNK)?.get()?[id.index() % CHUNK].get()?;
+        Some(worker)
     }
 
     /// Calls `visit` with each worker that is not lost.
@@ -417,9 +423,10 @@ impl Fleet {
             capacity: Counter::of(spec.kv_blocks.map_or(0, |blocks| u64::from(blocks.get()))),
             block_size: Counter::of(u64::from(spec.block_size.unwrap_or(block_size).get())),
             max_model_len: Counter::of(spec.max_model_len.map_or(0, |len| u64::from(len.0))),
-            occupancy: Padded(Occupancy::new()),
+            occupancy: Occupancy::new(),
             backlog: Padded(Backlog::new()),
             throughput: Throughput::default(),
+            references: std::array::from_fn(|_| OnceLock::new()),
             conversations: Counter::default(),
             report: Mutex::new(None),
         };
@@ -427,7 +434,7 @@ impl Fleet {
         worker.backlog.flag(joined.newcomers_wait);
         let chunk = self.chunks[id.index() / CHUNK]
             .get_or_init(|| (0..CHUNK).map(|_| OnceLock::new()).collect());
-        let worker = chunk[id.index() % CHUNK].get_or_init(|| worker);
+        let worker = chunk[id.index() % CHUNK].get_or_init(|| Box::new(worker));
         self.live
             .store(Arc::new(live.iter().copied().chain([id]).collect()));
         Ok(worker)

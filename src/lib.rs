@@ -49,6 +49,7 @@
 //! | I10 | handoff parameters older than the engine's lease are never sent | `dispatch` |
 
 pub mod admission;
+mod backlog;
 pub mod config;
 pub mod conversation;
 pub mod dispatch;
@@ -59,6 +60,7 @@ pub mod identity;
 pub mod metrics;
 mod occupancy;
 pub mod placement;
+mod pocket;
 #[cfg(feature = "python")]
 mod python;
 pub mod report;

@@ -1,12 +1,15 @@
-//! KV blocks booked on one decoder, and the prompt tokens queued at one prefiller.
+//! KV blocks booked on one decoder.
 //!
 //! Promises: `booked` never passes the ceiling asked for, and each booking is returned once (I3).
 //! Whoever gives something back learns from the same atomic step whether somebody waits for it, so
 //! no wake-up is lost and nobody pays for a line that is empty.
 //! Leaves to others: which decoder to ask (`placement`), how far to fill it (`admission`).
 
-use crate::sync::{AtomicU64, Ordering};
-use crate::units::{Blocks, Tokens};
+use std::array;
+
+use crate::pocket::{Flow, Pocket, RUNNING_FIELD};
+use crate::sync::{AtomicU64, Ordering, POCKETS, Padded, stripe};
+use crate::units::Blocks;
 
 /// Who asks for blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,59 +52,81 @@ pub(crate) struct Books {
 }
 
 const FIELD: u64 = (1 << 24) - 1;
-const RESERVED: u32 = 24;
-const RUNNING: u32 = 48;
-const MAX_RUNNING: u64 = (1 << 14) - 1;
 /// New conversations wait in the line.
 pub(crate) const NEWCOMERS_WAIT: u64 = 1 << 62;
 /// Pinned turns wait to grow on this decoder.
 pub(crate) const GROWTH_WAITS: u64 = 1 << 63;
+const FLAGS: u64 = NEWCOMERS_WAIT | GROWTH_WAITS;
 
-/// 24 bits booked, 24 reserved, 14 turns in flight, 2 flags: who waits.
+/// The books of one decoder: a ledger of all blocks booked, with two flags for who waits, and the
+/// pockets of those who book. While anybody waits the pockets are closed, and whoever gives back
+/// writes to the ledger and sees the flag.
 #[derive(Debug)]
-pub(crate) struct Occupancy(AtomicU64);
-
-fn fields(word: u64) -> (u64, u64, u64) {
-    (
-        word & FIELD,
-        word >> RESERVED & FIELD,
-        word >> RUNNING & MAX_RUNNING,
-    )
+pub(crate) struct Occupancy {
+    ledger: Padded<AtomicU64>,
+    pockets: [Padded<Pocket>; POCKETS],
 }
 
-fn pack(booked: u64, reserved: u64, running: u64, flags: u64) -> u64 {
-    booked | reserved << RESERVED | running << RUNNING | flags
+/// What an asker gets, and whether somebody waits for what moved while it was looked for.
+pub(crate) struct Asked<'a> {
+    pub(crate) reservation: Option<Reservation<'a>>,
+    pub(crate) somebody_waits: bool,
 }
 
-fn flags(word: u64) -> u64 {
-    word & (NEWCOMERS_WAIT | GROWTH_WAITS)
+/// Blocks that a pocket takes in advance. Small decoders have none to spare.
+fn batch(capacity: Blocks) -> u64 {
+    let share = if cfg!(test) { 8 } else { 256 };
+    u64::from(capacity.get() / share).min(256)
+}
+
+/// The most that a pocket keeps of what turns give back.
+fn most(capacity: Blocks) -> u64 {
+    4 * batch(capacity)
+}
+
+fn wide(blocks: Blocks) -> u64 {
+    u64::from(blocks.get())
 }
 
 impl Occupancy {
     pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(0))
+        Self {
+            ledger: Padded(AtomicU64::new(0)),
+            pockets: array::from_fn(|_| Padded(Pocket::new())),
+        }
+    }
+
+    fn pocket(&self) -> &Pocket {
+        &self.pockets[stripe() % POCKETS]
     }
 
     pub(crate) fn books(&self) -> Books {
         // Acquire: pairs with the Release in `update`.
-        let word = self.0.load(Ordering::Acquire);
-        let (booked, reserved, running) = fields(word);
+        let ledger = self.ledger.load(Ordering::Acquire);
+        let (mut allowance, mut reserved, mut running) = (0, 0, 0);
+        for pocket in &self.pockets {
+            let contents = pocket.contents();
+            allowance += contents.allowance;
+            reserved += contents.reserved;
+            running += contents.running;
+        }
         Books {
-            booked: Blocks::new(booked),
-            reserved: Blocks::new(reserved),
-            running: u32::try_from(running).unwrap_or(u32::MAX),
-            growth_waits: word & GROWTH_WAITS != 0,
+            booked: Blocks::new((ledger & FIELD).saturating_sub(allowance)),
+            reserved: Blocks::new(reserved & FIELD),
+            running: u32::try_from(running & RUNNING_FIELD).unwrap_or(u32::MAX),
+            growth_waits: ledger & GROWTH_WAITS != 0,
         }
     }
 
-    fn update(&self, step: impl Fn(u64) -> Option<u64>) -> Option<u64> {
-        let mut word = self.0.load(Ordering::Acquire);
+    /// Changes the blocks in the ledger; the word before.
+    fn update(&self, step: impl Fn(u64, u64) -> Option<u64>) -> Option<u64> {
+        let mut word = self.ledger.load(Ordering::Acquire);
         loop {
-            let next = step(word)?;
+            let next = step(word & FIELD, word & FLAGS)? | word & FLAGS;
             // AcqRel: what is given back by one thread is taken by another; the flags tell the
             // giver of a waiter that was in the line before.
             match self
-                .0
+                .ledger
                 .compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire)
             {
                 Ok(before) => return Some(before),
@@ -110,37 +135,106 @@ impl Occupancy {
         }
     }
 
-    /// Books `blocks` for one more turn, if they fit under `ceiling`.
-    pub(crate) fn try_reserve(
-        &self,
-        blocks: Blocks,
-        ceiling: Ceiling,
-        rank: Rank,
-    ) -> Option<Reservation<'_>> {
-        let asked = u64::from(blocks.get());
-        self.update(|word| {
-            let (booked, reserved, running) = fields(word);
-            let overtakes = rank == Rank::Arriving && word & GROWTH_WAITS != 0;
+    /// Gives `blocks` back to the ledger; whether somebody waits for them.
+    fn restore(&self, blocks: u64) -> bool {
+        if blocks == 0 {
+            return false;
+        }
+        let before = self.update(|booked, _| Some(booked.saturating_sub(blocks)));
+        before.is_some_and(|word| word & FLAGS != 0)
+    }
+
+    /// Brings every allowance back to the ledger; how much that was, and whether somebody waits.
+    fn collect(&self, close: bool) -> (u64, bool) {
+        let found = self.pockets.iter().map(|pocket| pocket.empty(close)).sum();
+        (found, self.restore(found))
+    }
+
+    /// Takes an allowance in advance, if nobody waits and there is room; whether somebody waits for
+    /// what had to be put back at once.
+    fn fund(&self, capacity: Blocks) -> bool {
+        let (batch, room) = (batch(capacity), wide(capacity));
+        let step = |booked, flags| (flags == 0 && booked + batch <= room).then_some(booked + batch);
+        if batch == 0 || self.update(step).is_none() {
+            return false;
+        }
+        let rest = self.pocket().save(batch, most(capacity), Flow::default());
+        self.restore(rest)
+    }
+
+    /// Books `blocks` in the ledger under `ceiling`.
+    fn book(&self, blocks: u64, ceiling: Ceiling, rank: Rank) -> bool {
+        let booked = self.update(|booked, flags| {
+            let overtakes = rank == Rank::Arriving && flags & GROWTH_WAITS != 0;
             let most = if booked == 0 {
                 ceiling.alone
             } else {
                 ceiling.shared
             };
-            let fits = booked + asked <= u64::from(most.get()) && !overtakes;
-            if running == MAX_RUNNING || !(fits || asked == 0) {
-                return None;
+            (booked + blocks <= wide(most) && !overtakes).then_some(booked + blocks)
+        });
+        booked.is_some()
+    }
+
+    /// Books up to `blocks` in the ledger, as far as `capacity` allows; whether somebody waits.
+    fn book_some(&self, blocks: u64, capacity: Blocks) -> (u64, bool) {
+        let room = |booked: u64| wide(capacity).saturating_sub(booked);
+        let take = |blocks: u64| {
+            let before = self.update(|booked, _| Some(booked + blocks.min(room(booked))));
+            before.map_or(0, |word| blocks.min(room(word & FIELD)))
+        };
+        let taken = take(blocks);
+        if taken == blocks {
+            return (taken, false);
+        }
+        match self.collect(false) {
+            (0, _) => (taken, false),
+            (_, somebody_waits) => (taken + take(blocks - taken), somebody_waits),
+        }
+    }
+
+    /// Books `blocks` for one more turn, if they fit under `ceiling`.
+    pub(crate) fn try_reserve(&self, blocks: Blocks, ceiling: Ceiling, rank: Rank) -> Asked<'_> {
+        let asked = wide(blocks);
+        let flow = Flow {
+            reserved: i64::from(blocks.get()),
+            running: 1,
+        };
+        let granted = |somebody_waits| {
+            let reservation = Some(Reservation {
+                occupancy: self,
+                blocks,
+            });
+            Asked {
+                reservation,
+                somebody_waits,
             }
-            Some(pack(
-                booked + asked,
-                reserved + asked,
-                running + 1,
-                flags(word),
-            ))
-        })
-        .map(|_| Reservation {
-            occupancy: self,
-            blocks,
-        })
+        };
+        if asked == 0 {
+            self.pocket().note(flow);
+            return granted(false);
+        }
+        // An allowance may be spent up to the capacity, so only by those who may go that far.
+        let to_the_top = ceiling.shared == ceiling.alone;
+        if to_the_top && self.pocket().spend(asked, flow) {
+            return granted(false);
+        }
+        let mut somebody_waits = false;
+        if !self.book(asked, ceiling, rank) {
+            let (found, waits) = self.collect(false);
+            somebody_waits = waits;
+            if found == 0 || !self.book(asked, ceiling, rank) {
+                return Asked {
+                    reservation: None,
+                    somebody_waits,
+                };
+            }
+        }
+        if to_the_top {
+            somebody_waits |= self.fund(ceiling.shared);
+        }
+        self.pocket().note(flow);
+        granted(somebody_waits)
     }
 
     /// Changes a reservation to `wanted` as far as `capacity` allows; also says who waits.
@@ -150,25 +244,15 @@ impl Occupancy {
         wanted: Blocks,
         capacity: Blocks,
     ) -> (Blocks, bool) {
-        let (old, wanted) = (u64::from(reserved.get()), u64::from(wanted.get()));
-        let grant = |booked: u64| {
-            let room = u64::from(capacity.get()).saturating_sub(booked);
-            wanted.min(old + room)
-        };
-        let before = self
-            .update(|word| {
-                let (booked, all, running) = fields(word);
-                let new = grant(booked);
-                Some(pack(
-                    booked + new - old,
-                    all + new - old,
-                    running,
-                    flags(word),
-                ))
-            })
-            .expect("a resize always finds a value");
-        let new = grant(before & FIELD);
-        (Blocks::new(new), new < old && flags(before) != 0)
+        let keep = i64::from(wanted.get());
+        let (kept, somebody_waits) = self.change(reserved, keep, capacity, |kept| Flow {
+            reserved: kept - i64::from(reserved.get()),
+            running: 0,
+        });
+        (
+            Blocks::new(u64::try_from(kept).unwrap_or(0)),
+            somebody_waits,
+        )
     }
 
     /// A turn ends: its reservation goes and `keep` blocks stay booked for its conversation (below
@@ -176,73 +260,80 @@ impl Occupancy {
     /// granted as far as `capacity` allows. Returns what was kept, and whether somebody waits for
     /// what was given back.
     pub(crate) fn settle(&self, reserved: Blocks, keep: i64, capacity: Blocks) -> (i64, bool) {
-        let held = i64::from(reserved.get());
-        let grant = |booked: u64| {
-            let room = u64::from(capacity.get()).saturating_sub(booked);
-            keep.min(held + i64::try_from(room).unwrap_or(i64::MAX))
+        let flow = Flow {
+            reserved: -i64::from(reserved.get()),
+            running: -1,
         };
-        let before = self
-            .update(|word| {
-                let (booked, all, running) = fields(word);
-                let booked = booked.saturating_add_signed(grant(booked) - held);
-                let all = all.saturating_sub(u64::from(reserved.get()));
-                Some(pack(booked, all, running.saturating_sub(1), flags(word)))
-            })
-            .expect("a settlement always finds a value");
-        let kept = grant(before & FIELD);
-        (kept, kept < held && flags(before) != 0)
+        self.change(reserved, keep, capacity, |_| flow)
+    }
+
+    /// Moves from `held` blocks to `wanted` or as near as `capacity` allows; `flow` tells how that
+    /// changes the counts.
+    fn change(
+        &self,
+        held: Blocks,
+        wanted: i64,
+        capacity: Blocks,
+        flow: impl Fn(i64) -> Flow,
+    ) -> (i64, bool) {
+        let held = i64::from(held.get());
+        let (more, less) = (wanted - held, held - wanted);
+        let Ok(more) = u64::try_from(more) else {
+            let less = u64::try_from(less).unwrap_or(0);
+            let rest = self.pocket().save(less, most(capacity), flow(wanted));
+            return (wanted, self.restore(rest));
+        };
+        if self.pocket().spend(more, flow(wanted)) {
+            return (wanted, false);
+        }
+        let (taken, mut somebody_waits) = self.book_some(more, capacity);
+        if taken == more {
+            somebody_waits |= self.fund(capacity);
+        }
+        let kept = held + i64::try_from(taken).unwrap_or(0);
+        self.pocket().note(flow(kept));
+        (kept, somebody_waits)
     }
 
     /// A turn's reservation becomes its conversation's while the turn still runs.
     pub(crate) fn keep(&self, reserved: Blocks) {
-        self.update(|word| {
-            let (booked, all, running) = fields(word);
-            let all = all.saturating_sub(u64::from(reserved.get()));
-            Some(pack(booked, all, running, flags(word)))
+        self.pocket().note(Flow {
+            reserved: -i64::from(reserved.get()),
+            running: 0,
         });
     }
 
-    /// Books `blocks` more without a turn, as far as `capacity` allows.
-    pub(crate) fn grow(&self, blocks: Blocks, capacity: Blocks) -> Blocks {
-        let asked = u64::from(blocks.get());
-        let grant = |booked: u64| asked.min(u64::from(capacity.get()).saturating_sub(booked));
-        let before = self
-            .update(|word| {
-                let (booked, reserved, running) = fields(word);
-                Some(pack(booked + grant(booked), reserved, running, flags(word)))
-            })
-            .expect("growing always finds a value");
-        Blocks::new(grant(before & FIELD))
+    /// Books `blocks` more without a turn, as far as `capacity` allows; also says who waits.
+    pub(crate) fn grow(&self, blocks: Blocks, capacity: Blocks) -> (Blocks, bool) {
+        let (taken, somebody_waits) = self.book_some(wide(blocks), capacity);
+        (Blocks::new(taken), somebody_waits)
     }
 
     /// A conversation gives `blocks` back; says whether somebody waits for them.
     pub(crate) fn release(&self, blocks: Blocks) -> bool {
-        if blocks == Blocks::ZERO {
-            return false;
-        }
-        let before = self
-            .update(|word| {
-                let (booked, reserved, running) = fields(word);
-                let booked = booked.saturating_sub(u64::from(blocks.get()));
-                Some(pack(booked, reserved, running, flags(word)))
-            })
-            .expect("a release always finds a value");
-        flags(before) != 0
+        self.restore(wide(blocks))
     }
 
     /// Whether somebody waits. For whoever changed something else that a waiter looks at: a waiter
     /// that is not seen here looks after this, and so sees the change.
     pub(crate) fn somebody_waits(&self) -> bool {
         // AcqRel, and a write: it takes its place among the waiters' writes of the flag.
-        flags(self.0.fetch_or(0, Ordering::AcqRel)) != 0
+        self.ledger.fetch_or(0, Ordering::AcqRel) & FLAGS != 0
     }
 
-    /// Tells those who give back that somebody waits, or no longer.
+    /// Tells those who give back that somebody waits, or no longer. Called with the line locked.
     pub(crate) fn flag(&self, flag: u64, waits: bool) {
-        self.update(|word| {
-            let next = if waits { word | flag } else { word & !flag };
-            (next != word).then_some(next)
-        });
+        if waits {
+            // AcqRel: before the pockets are closed, so who finds one closed sees the flag.
+            self.ledger.fetch_or(flag, Ordering::AcqRel);
+            self.collect(true);
+        } else {
+            // AcqRel: as above.
+            let before = self.ledger.fetch_and(!flag, Ordering::AcqRel);
+            if before & FLAGS & !flag == 0 {
+                self.pockets.iter().for_each(|pocket| pocket.open());
+            }
+        }
     }
 }
 
@@ -274,57 +365,6 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// Prompt tokens queued at one prefiller; the top bit says that newcomers wait for them.
-#[derive(Debug)]
-pub(crate) struct Backlog(AtomicU64);
-
-impl Backlog {
-    pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
-    pub(crate) fn queued(&self) -> Tokens {
-        // Acquire: pairs with the Release in `try_add` and `done`.
-        let queued = self.0.load(Ordering::Acquire) & !GROWTH_WAITS;
-        Tokens(u32::try_from(queued).unwrap_or(u32::MAX))
-    }
-
-    /// Queues a prompt while fewer than `limit` tokens are queued.
-    pub(crate) fn try_add(&self, prompt: Tokens, limit: Tokens) -> bool {
-        let mut word = self.0.load(Ordering::Acquire);
-        loop {
-            if word & !GROWTH_WAITS >= u64::from(limit.0) {
-                return false;
-            }
-            let next = word + u64::from(prompt.0);
-            // AcqRel: pairs with itself across threads, as in `Occupancy::update`.
-            match self
-                .0
-                .compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire)
-            {
-                Ok(_) => return true,
-                Err(now) => word = now,
-            }
-        }
-    }
-
-    /// A prompt is computed or given up; says whether somebody waits.
-    pub(crate) fn done(&self, prompt: Tokens) -> bool {
-        // AcqRel: the flag tells of a waiter that was in the line before.
-        self.0.fetch_sub(u64::from(prompt.0), Ordering::AcqRel) & GROWTH_WAITS != 0
-    }
-
-    pub(crate) fn flag(&self, waits: bool) {
-        if waits {
-            // AcqRel: as in `done`.
-            self.0.fetch_or(GROWTH_WAITS, Ordering::AcqRel);
-        } else {
-            // AcqRel: as in `done`.
-            self.0.fetch_and(!GROWTH_WAITS, Ordering::AcqRel);
-        }
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -337,6 +377,7 @@ mod tests {
         let ceiling = Ceiling::capacity(blocks(ceiling));
         decoder
             .try_reserve(blocks(n), ceiling, Rank::Arriving)
+            .reservation
             .map(Reservation::hand_to_turn)
     }
 
@@ -359,6 +400,7 @@ mod tests {
         drop(
             decoder
                 .try_reserve(blocks(6), ceiling, Rank::Arriving)
+                .reservation
                 .expect("empty"),
         );
         assert_eq!(decoder.books(), Books::default());
@@ -423,25 +465,57 @@ mod tests {
             alone: blocks(10),
         };
         let alone = decoder.try_reserve(blocks(9), ceiling, Rank::Arriving);
-        assert!(alone.is_some(), "empty: 9 <= 10");
+        assert!(alone.reservation.is_some(), "empty: 9 <= 10");
         assert!(
             decoder
                 .try_reserve(blocks(1), ceiling, Rank::Arriving)
+                .reservation
                 .is_none(),
             "9 + 1 > 8"
         );
     }
 
     #[test]
-    fn a_backlog_admits_until_its_limit_is_reached() {
-        let prefiller = Backlog::new();
-        assert!(
-            prefiller.try_add(Tokens(100), Tokens(10)),
-            "0 < 10: one prompt may pass the limit"
+    fn an_allowance_is_booked_in_the_ledger_and_found_again_when_room_is_short() {
+        let decoder = Occupancy::new();
+        let held = reserve(&decoder, 4, 80).expect("empty");
+        let ledger = decoder.ledger.load(Ordering::Acquire) & FIELD;
+        assert_eq!(ledger, 14, "4, and 80 / 8 in advance");
+        assert_eq!(
+            decoder.books().booked,
+            blocks(4),
+            "an allowance is not used"
         );
-        assert!(!prefiller.try_add(Tokens(1), Tokens(10)));
-        prefiller.flag(true);
-        assert!(prefiller.done(Tokens(100)), "somebody waits");
-        assert_eq!(prefiller.queued(), Tokens(0));
+        assert!(
+            reserve(&decoder, 76, 80).is_some(),
+            "4 + 76 = 80: the allowance is collected"
+        );
+        assert_eq!(decoder.settle(held, 0, blocks(80)), (0, false));
+        assert_eq!(decoder.books().booked, blocks(76));
+    }
+
+    #[test]
+    fn while_somebody_waits_nothing_hides_in_a_pocket() {
+        let decoder = Occupancy::new();
+        let held = reserve(&decoder, 4, 80).expect("empty");
+        decoder.flag(NEWCOMERS_WAIT, true);
+        assert_eq!(
+            decoder.ledger.load(Ordering::Acquire) & FIELD,
+            4,
+            "the allowance is back"
+        );
+        assert_eq!(
+            decoder.settle(held, 0, blocks(80)),
+            (0, true),
+            "the giver is told"
+        );
+        decoder.flag(GROWTH_WAITS, true);
+        decoder.flag(NEWCOMERS_WAIT, false);
+        assert!(
+            reserve(&decoder, 1, 80).is_none(),
+            "still closed: growth goes first"
+        );
+        decoder.flag(GROWTH_WAITS, false);
+        assert!(reserve(&decoder, 1, 80).is_some());
     }
 }

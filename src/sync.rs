@@ -114,6 +114,12 @@ impl<T> std::ops::Deref for Padded<T> {
     }
 }
 
+/// Pockets of one decoder, see `occupancy`. Loom's threads are one thread to `stripe`.
+#[cfg(not(loom))]
+pub(crate) const POCKETS: usize = 16;
+#[cfg(loom)]
+pub(crate) const POCKETS: usize = 1;
+
 /// Parts into which what every thread writes is split.
 pub(crate) const STRIPES: usize = 64;
 

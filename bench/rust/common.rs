@@ -262,12 +262,12 @@ pub fn provenance(bench: &str) -> serde_json::Map<String, serde_json::Value> {
 }
 
 /// Writes a result file and says where.
-pub fn write_result(bench: &str, result: serde_json::Map<String, serde_json::Value>) {
+pub fn write_result(bench: &str, result: &serde_json::Map<String, serde_json::Value>) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/bench/results");
-    let text = serde_json::to_string_pretty(&result).expect("plain values");
+    let text = serde_json::to_string_pretty(result).expect("plain values");
     let file = format!("{path}/{bench}.json");
     std::fs::write(&file, text + "\n").expect("bench/results can be written");
-    println!("{}", serde_json::to_string(&result).expect("plain values"));
+    println!("{}", serde_json::to_string(result).expect("plain values"));
 }
 
 pub fn quantile(sorted: &[u64], q: f64) -> u64 {

@@ -14,6 +14,7 @@
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss
 )]
+#![allow(clippy::cast_possible_wrap, clippy::similar_names)]
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
 mod common;
@@ -174,6 +175,6 @@ fn main() {
             serde_json::to_string_pretty(&result).expect("plain values")
         );
     } else {
-        common::write_result("scale", result);
+        common::write_result("scale", &result);
     }
 }

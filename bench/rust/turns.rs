@@ -2,7 +2,9 @@
 //!
 //! Rounds of all contestants alternate, so that noise of the machine meets all of them; each round
 //! is a fixed time on one thread and then on two. `--test` runs one short round. On a busy machine
-//! two threads rarely run at once: then only the one-thread figures mean something.
+//! two threads rarely run at once: then only the one-thread figures mean something. On two threads
+//! each has half of the conversations, once the older and the newer half, and once every other one
+//! (`neighbours`): those lie side by side in memory, the worst case for the caches.
 
 #![allow(
     missing_docs,
@@ -35,7 +37,7 @@ struct Measured {
     batches: Vec<u64>,
 }
 
-fn measure(turns: &dyn Turns, threads: u64, span: Duration) -> Measured {
+fn measure(turns: &dyn Turns, threads: u64, interleaved: bool, span: Duration) -> Measured {
     let barrier = Barrier::new(threads as usize);
     let results: Vec<(u64, f64, Vec<u64>)> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -51,8 +53,13 @@ fn measure(turns: &dyn Turns, threads: u64, span: Duration) -> Measured {
                     while before - start < span {
                         for _ in 0..BATCH {
                             // A stride through its own conversations: no order that caches like.
-                            let pick = step.wrapping_mul(7_919) % own * 2 + thread;
-                            turns.turn(key(pick), prompt(step / own), OUTPUT, step + 2);
+                            let own_pick = step.wrapping_mul(7_919) % own;
+                            let pick = if interleaved {
+                                own_pick * 2 + thread
+                            } else {
+                                own_pick + thread * own
+                            };
+                            turns.turn(key(pick), prompt(step / own + own_pick), OUTPUT, step + 2);
                             step += 1;
                         }
                         let after = Instant::now();
@@ -103,29 +110,28 @@ fn main() {
         for pick in 0..CONVERSATIONS {
             turns.turn(key(pick), prompt(0), OUTPUT, 1);
         }
-        measure(&**turns, 1, span / 4);
+        measure(&**turns, 1, false, span / 4);
     }
-    let mut medians = vec![(Vec::new(), Vec::new()); contestants.len()];
+    let mut medians = vec![(Vec::new(), Vec::new(), Vec::new()); contestants.len()];
     let mut all = vec![Vec::new(); contestants.len()];
     for _ in 0..rounds {
         for (index, turns) in contestants.iter().enumerate() {
-            let mut one = measure(&**turns, 1, span);
-            let two = measure(&**turns, 2, span);
+            let mut one = measure(&**turns, 1, false, span);
+            let two = measure(&**turns, 2, false, span);
+            let mixed = measure(&**turns, 2, true, span);
             one.batches.sort_unstable();
             medians[index]
                 .0
                 .push(quantile(&one.batches, 0.5) as f64 / BATCH as f64);
-            let (rate_1, rate_2) = (
-                one.pairs as f64 / one.seconds,
-                two.pairs as f64 / two.seconds,
-            );
-            medians[index].1.push(rate_2 / rate_1);
+            let rate = |measured: &Measured| measured.pairs as f64 / measured.seconds;
+            medians[index].1.push(rate(&two) / rate(&one));
+            medians[index].2.push(rate(&mixed) / rate(&one));
             all[index].extend(one.batches);
         }
     }
     for (index, turns) in contestants.iter().enumerate() {
-        let (one, wall) = &mut medians[index];
-        for values in [&mut *one, &mut *wall] {
+        let (one, wall, mixed) = &mut medians[index];
+        for values in [&mut *one, &mut *wall, &mut *mixed] {
             values.sort_by(f64::total_cmp);
         }
         all[index].sort_unstable();
@@ -142,6 +148,7 @@ fn main() {
             serde_json::json!({
                 "begin_finish_ns_one_thread": spread(one),
                 "two_thread_speedup": spread(wall),
+                "two_thread_speedup_neighbours": spread(mixed),
                 "batch_mean_ns": { "p50": per_turn(0.5), "p99": per_turn(0.99), "batches": all[index].len() },
             }),
         );
@@ -155,6 +162,6 @@ fn main() {
             serde_json::to_string_pretty(&result).expect("plain values")
         );
     } else {
-        common::write_result("turns", result);
+        common::write_result("turns", &result);
     }
 }

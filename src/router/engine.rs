@@ -13,7 +13,7 @@ use crate::conversation::{Conversation, ConversationPhase, Refused, State};
 use crate::error::Rejected;
 use crate::event::{Event, Observers, Reason, TurnKind};
 use crate::fleet::{Fleet, Worker};
-use crate::occupancy::{Ceiling, Rank, Reservation};
+use crate::occupancy::{Asked, Ceiling, Rank, Reservation};
 use crate::placement::{Decision, Observed, Policy, TurnView, WorkerView};
 use crate::sync::Counter;
 use crate::table::Table;
@@ -275,14 +275,19 @@ impl Engine {
                 .occupancy
                 .try_reserve(growth, ceiling, asking.rank())
         };
-        let mut reservation = reserve();
+        let Asked {
+            mut reservation,
+            mut somebody_waits,
+        } = reserve();
         if reservation.is_none() && self.config.evict_idle {
             let (rank, spare) = (asking.rank(), Some(conversation));
             let freed = self.make_room(decoder, growth, ceiling, rank, spare, now);
-            reservation = reserve();
-            if freed.somebody_waits && !asking.waited {
-                self.serve(now);
-            }
+            let asked = reserve();
+            somebody_waits |= freed.somebody_waits | asked.somebody_waits;
+            reservation = asked.reservation;
+        }
+        if somebody_waits && !asking.waited {
+            self.serve(now);
         }
         let Some(reservation) = reservation else {
             return Attempt::Wait(Queue::Growth(decoder.id), Lack::Room);

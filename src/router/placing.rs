@@ -122,8 +122,11 @@ impl Engine {
                 alone,
             };
             // Arriving also for those from the line: a newcomer never takes what growth waits for.
-            if let Some(reservation) = decoder.occupancy.try_reserve(need, ceiling, Rank::Arriving)
-            {
+            let asked = decoder.occupancy.try_reserve(need, ceiling, Rank::Arriving);
+            if asked.somebody_waits && !asking.waited {
+                self.serve(now);
+            }
+            if let Some(reservation) = asked.reservation {
                 let admits =
                     |worker: &Worker| worker.backlog.try_add(turn.prompt, worker.backlog_limit);
                 if prefiller.is_none_or(admits) {

@@ -7,6 +7,7 @@ use super::engine::Engine;
 use super::grant::Grant;
 use crate::conversation::{ConversationPhase, State};
 use crate::event::{CloseReason, Event, FailReason, Usage};
+use crate::occupancy::Occupancy;
 use crate::units::{Blocks, Timestamp, Tokens};
 
 impl Engine {
@@ -153,13 +154,13 @@ impl Engine {
         let decoder = self.fleet.worker(grant.decoder);
         let (books, capacity) = (&decoder.occupancy, decoder.capacity().unwrap_or_default());
         let mut reserved = Some(grant.reserved);
-        let mut held = i64::from(grant.reserved.get());
+        let (mut held, mut waited_for) = (i64::from(grant.reserved.get()), false);
         loop {
             let before = grant.conversation.state();
             if !before.is_on(grant.decoder) {
                 let after = before.leave();
                 if grant.conversation.replace(before, after) {
-                    let somebody_waits = give_back(books, reserved, held, 0);
+                    let somebody_waits = waited_for | give_back(books, reserved, held, 0, capacity);
                     return Settled {
                         before,
                         after,
@@ -176,16 +177,18 @@ impl Engine {
             };
             let wanted = i64::from(target.get()) - i64::from(before.blocks.get());
             if wanted > held {
-                held = match reserved.take() {
-                    Some(reserved) => books.settle(reserved, wanted, capacity).0,
-                    None => held + grow(books, wanted - held, capacity),
+                let (now_held, waits) = match reserved.take() {
+                    Some(reserved) => books.settle(reserved, wanted, capacity),
+                    None => grow(books, held, wanted, capacity),
                 };
+                held = now_held;
+                waited_for |= waits;
             }
             let kept = wanted.min(held);
             let blocks = i64::from(before.blocks.get()) + kept;
             let after = before.settle(Blocks::new(u64::try_from(blocks).unwrap_or(0)));
             if grant.conversation.replace(before, after) {
-                let somebody_waits = give_back(books, reserved, held, kept);
+                let somebody_waits = waited_for | give_back(books, reserved, held, kept, capacity);
                 let missing = Blocks::new(u64::try_from(wanted - kept).unwrap_or(0));
                 return Settled {
                     before,
@@ -272,21 +275,23 @@ struct Settled {
     somebody_waits: bool,
 }
 
-/// Of `held` blocks, `kept` are the conversation's now; the rest goes.
+/// Of `held` blocks, `kept` are the conversation's now; the rest goes. Whether somebody waits for it.
 fn give_back(
-    books: &crate::occupancy::Occupancy,
+    books: &Occupancy,
     reserved: Option<Blocks>,
     held: i64,
     kept: i64,
+    capacity: Blocks,
 ) -> bool {
     match reserved {
-        // Keeping no more than is reserved needs no ceiling.
-        Some(reserved) => books.settle(reserved, kept, Blocks::ZERO).1,
+        Some(reserved) => books.settle(reserved, kept, capacity).1,
         None => books.release(Blocks::new(u64::try_from(held - kept).unwrap_or(0))),
     }
 }
 
-fn grow(books: &crate::occupancy::Occupancy, more: i64, capacity: Blocks) -> i64 {
-    let more = Blocks::new(u64::try_from(more).unwrap_or(0));
-    i64::from(books.grow(more, capacity).get())
+/// From `held` blocks to `wanted`, as far as there is room; whether somebody waits.
+fn grow(books: &Occupancy, held: i64, wanted: i64, capacity: Blocks) -> (i64, bool) {
+    let more = Blocks::new(u64::try_from(wanted - held).unwrap_or(0));
+    let (taken, somebody_waits) = books.grow(more, capacity);
+    (held + i64::from(taken.get()), somebody_waits)
 }

@@ -45,7 +45,10 @@ fn loom_two_bookings_that_fit_only_alone_admit_one() {
         let book = |decoder: &Occupancy| {
             let ceiling = Ceiling::capacity(blocks(10));
             let reservation = decoder.try_reserve(blocks(6), ceiling, Rank::Arriving);
-            reservation.map(Reservation::hand_to_turn).is_some()
+            reservation
+                .reservation
+                .map(Reservation::hand_to_turn)
+                .is_some()
         };
         let first = thread::spawn(move || book(&other));
         let second = book(&decoder);
@@ -64,11 +67,13 @@ fn loom_settling_and_booking_never_pass_the_capacity() {
         let decoder = Arc::new(Occupancy::new());
         let ceiling = Ceiling::capacity(blocks(10));
         let held = decoder.try_reserve(blocks(6), ceiling, Rank::Arriving);
-        let held = held.expect("empty").hand_to_turn();
+        let held = held.reservation.expect("empty").hand_to_turn();
         let other = Arc::clone(&decoder);
         let settles = thread::spawn(move || other.settle(held, 8, blocks(10)).0);
         let booked = decoder.try_reserve(blocks(3), ceiling, Rank::Arriving);
-        let booked = booked.map_or(0, |reservation| reservation.hand_to_turn().get());
+        let booked = booked
+            .reservation
+            .map_or(0, |reservation| reservation.hand_to_turn().get());
         let kept = settles.join().unwrap();
         let all = i64::from(decoder.books().booked.get());
         assert_eq!(all, kept + i64::from(booked), "each block is counted once");
@@ -86,9 +91,52 @@ fn loom_a_waiter_sees_the_room_or_the_giver_sees_the_waiter() {
         decoder.flag(NEWCOMERS_WAIT, true);
         let ceiling = Ceiling::capacity(blocks(10));
         let found = decoder.try_reserve(blocks(10), ceiling, Rank::FromLine);
-        let found = found.map(Reservation::hand_to_turn).is_some();
+        let found = found.reservation.map(Reservation::hand_to_turn).is_some();
         assert!(
             found || gives.join().unwrap(),
+            "nobody would ever serve the waiter"
+        );
+    });
+}
+
+#[test]
+fn loom_what_a_turn_saves_in_a_pocket_is_found_or_the_turn_sees_the_waiter() {
+    model(|| {
+        let decoder = Arc::new(Occupancy::new());
+        let ceiling = Ceiling::capacity(blocks(10));
+        let held = decoder.try_reserve(blocks(10), ceiling, Rank::Arriving);
+        let held = held.reservation.expect("empty").hand_to_turn();
+        let other = Arc::clone(&decoder);
+        let ends = thread::spawn(move || other.settle(held, 0, blocks(10)).1);
+        decoder.flag(NEWCOMERS_WAIT, true);
+        let found = decoder.try_reserve(blocks(10), ceiling, Rank::FromLine);
+        let found = found.reservation.map(Reservation::hand_to_turn).is_some();
+        assert!(
+            found || ends.join().unwrap(),
+            "nobody would ever serve the waiter"
+        );
+    });
+}
+
+#[test]
+fn loom_an_allowance_taken_in_advance_hides_no_room_from_a_waiter() {
+    model(|| {
+        let decoder = Arc::new(Occupancy::new());
+        let ceiling = Ceiling::capacity(blocks(10));
+        let other = Arc::clone(&decoder);
+        let books = thread::spawn(move || {
+            let asked = other.try_reserve(blocks(8), ceiling, Rank::Arriving);
+            assert!(
+                asked.reservation.map(Reservation::hand_to_turn).is_some(),
+                "8 + 2 <= 10"
+            );
+            asked.somebody_waits
+        });
+        decoder.flag(NEWCOMERS_WAIT, true);
+        let found = decoder.try_reserve(blocks(2), ceiling, Rank::FromLine);
+        let found = found.reservation.map(Reservation::hand_to_turn).is_some();
+        assert!(
+            found || books.join().unwrap(),
             "nobody would ever serve the waiter"
         );
     });
