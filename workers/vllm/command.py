@@ -1,0 +1,124 @@
+"""A worker's wishes -> vLLM's command line and environment; a pure function, nothing is started or looked up.
+
+Promises: what the router relies on is always there: prefix caching, prompt token details, a connector whose role fits,
+a side channel of the worker's own. Leaves to others: whether ports and GPUs are free, and starting the process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from .presets import PRESETS, Preset, Role
+
+Connector: TypeAlias = Literal["nixl", "mooncake", "none"]
+
+# vLLM's names. A prefiller produces KV and a decoder consumes it; one that does both is told so.
+_CONNECTORS: Final[Mapping[str, str]] = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
+_KV_ROLES: Final[Mapping[Role, str]] = {
+    "prefiller": "kv_producer",
+    "decoder": "kv_consumer",
+    "both": "kv_both",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VllmWorker:
+    """One vLLM server. `gpus` are device indices, as many as tensor-parallel ranks; empty on a CPU.
+
+    `handoff_port` is the connector's own port (NIXL's side channel, Mooncake's bootstrap server). `events_port` turns KV
+    events on. Sizes are in tokens or bytes. `flags` come last, so that they win over a preset.
+    """
+
+    role: Role
+    model: str
+    port: int
+    preset: str
+    host: str = "127.0.0.1"
+    served_model_name: str | None = None
+    connector: Connector = "nixl"
+    handoff_port: int | None = None
+    events_port: int | None = None
+    gpus: tuple[int, ...] = ()
+    block_size: int | None = None
+    max_model_len: int | None = None
+    kv_cache_bytes: int | None = None
+    command: tuple[str, ...] = ("vllm",)
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def argv(worker: VllmWorker) -> tuple[str, ...]:
+    """The command line. Raises ValueError for a preset or connector that there is not."""
+    preset = _preset(worker)
+    given = [*worker.command, "serve", worker.model, "--host", worker.host, "--port", str(worker.port)]
+    if worker.served_model_name is not None:
+        given += ["--served-model-name", worker.served_model_name]
+    given += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    given += _numbers(worker, preset)
+    given += preset.flags
+    if worker.connector != "none":
+        given += ["--kv-transfer-config", json.dumps(_transfer(worker, preset), separators=(",", ":"))]
+    if worker.events_port is not None:
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://{worker.host}:{worker.events_port}",
+            "topic": f"kv@{worker.port}",
+        }
+        given += ["--kv-events-config", json.dumps(events, separators=(",", ":"))]
+    return (*given, *worker.flags)
+
+
+def environment(worker: VllmWorker) -> dict[str, str]:
+    """What is added to the environment; the worker's own `env` wins."""
+    preset = _preset(worker)
+    made = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1", **preset.env}
+    if preset.device == "cuda":
+        made["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpus))
+    if worker.handoff_port is not None and worker.connector == "nixl":
+        made["VLLM_NIXL_SIDE_CHANNEL_HOST"] = worker.host
+        made["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(worker.handoff_port)
+    if worker.handoff_port is not None and worker.connector == "mooncake":
+        made["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(worker.handoff_port)
+    return {**made, **worker.env}
+
+
+def _preset(worker: VllmWorker) -> Preset:
+    try:
+        return PRESETS[worker.preset]
+    except KeyError:
+        raise ValueError(f"preset: one of {', '.join(PRESETS)}, not {worker.preset!r}") from None
+
+
+def _numbers(worker: VllmWorker, preset: Preset) -> list[str]:
+    kv_cache_bytes = worker.kv_cache_bytes or preset.kv_cache_bytes
+    utilization = None if kv_cache_bytes is not None else preset.memory_utilization
+    ranks = len(worker.gpus) if len(worker.gpus) > 1 else None
+    options = {
+        "--max-model-len": worker.max_model_len,
+        "--block-size": worker.block_size,
+        "--max-num-batched-tokens": preset.chunk_tokens(worker.role),
+        "--kv-cache-memory-bytes": kv_cache_bytes,
+        "--gpu-memory-utilization": utilization,
+        "--tensor-parallel-size": ranks,
+    }
+    return [word for key, value in options.items() if value is not None for word in (key, str(value))]
+
+
+def _transfer(worker: VllmWorker, preset: Preset) -> dict[str, object]:
+    if worker.connector not in _CONNECTORS:
+        raise ValueError(f"connector: one of nixl, mooncake, none, not {worker.connector!r}")
+    config: dict[str, object] = {
+        "kv_connector": _CONNECTORS[worker.connector],
+        "kv_role": _KV_ROLES[worker.role],
+        "kv_buffer_device": preset.device,
+        # A pull that fails is an error that the router answers by prefilling again, never a silent recompute.
+        "kv_load_failure_policy": "fail",
+    }
+    if preset.connector_extra:
+        config["kv_connector_extra_config"] = dict(preset.connector_extra)
+    return config

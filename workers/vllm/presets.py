@@ -1,0 +1,83 @@
+"""What differs from one class of device to the next; a value for each, nothing is started here.
+
+The chunk budgets are starting points: a prefiller takes chunks that keep its units busy, a decoder takes small ones so
+that an append-prefill delays the answers beside it by little. Measure on your own model and say `--max-num-batched-tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+Role: TypeAlias = Literal["prefiller", "decoder", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One class of device.
+
+    `memory_utilization` is the share of a GPU's memory that the engine takes, None where the KV size is given in bytes.
+    `*_chunk_tokens` is the budget of one step of that role, None for vLLM's own default.
+    """
+
+    device: Literal["cpu", "cuda"]
+    prefiller_chunk_tokens: int | None = None
+    decoder_chunk_tokens: int | None = None
+    memory_utilization: float | None = None
+    kv_cache_bytes: int | None = None
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    connector_extra: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def chunk_tokens(self, role: Role) -> int | None:
+        """The budget of one scheduler step; a worker that does both is bounded like a decoder."""
+        return self.prefiller_chunk_tokens if role == "prefiller" else self.decoder_chunk_tokens
+
+
+# One thread for each engine, no thread pinned: several engines share a machine. NIXL moves host memory over TCP here, in
+# the engine's own thread (`num_threads` 0). Compiling costs a minute and more at each start, so it is off.
+CPU: Final = Preset(
+    device="cpu",
+    kv_cache_bytes=256 << 20,
+    flags=("--enforce-eager", "--distributed-executor-backend", "uni"),
+    env=MappingProxyType(
+        {
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "UCX_TLS": "tcp",
+            # Read by a plug-in that calms NIXL's progress thread, where one is installed; else it means nothing.
+            "NIXL_PTHR_DELAY_US": "1000",
+        }
+    ),
+    connector_extra=MappingProxyType({"num_threads": 0}),
+)
+
+PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
+    {
+        "cpu": CPU,
+        # 48 GB, 0.7 TB/s: capacity for a tail of decodes, short steps.
+        "a40": Preset(
+            "cuda", prefiller_chunk_tokens=4096, decoder_chunk_tokens=1024, memory_utilization=0.90
+        ),
+        # 48 GB, 0.86 TB/s, more arithmetic than an A40.
+        "l40s": Preset(
+            "cuda", prefiller_chunk_tokens=8192, decoder_chunk_tokens=1024, memory_utilization=0.90
+        ),
+        # 40 or 80 GB, 1.6 to 2 TB/s.
+        "a100": Preset(
+            "cuda", prefiller_chunk_tokens=8192, decoder_chunk_tokens=2048, memory_utilization=0.90
+        ),
+        # 80 GB, 3.35 TB/s.
+        "h100": Preset(
+            "cuda", prefiller_chunk_tokens=16384, decoder_chunk_tokens=2048, memory_utilization=0.92
+        ),
+        # 141 GB, 4.8 TB/s; arithmetic of an H100.
+        "h200": Preset(
+            "cuda", prefiller_chunk_tokens=16384, decoder_chunk_tokens=4096, memory_utilization=0.92
+        ),
+    }
+)
