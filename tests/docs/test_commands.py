@@ -16,6 +16,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "workers" / "README.md", *sorted((RO
 FENCE = re.compile(r"^```(?:sh|console|text)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = {
     "conserve serve": (sys.executable, "-m", "conserve.cli", "serve", "--help"),
+    "conserve up": (sys.executable, "-m", "conserve.cli", "up", "--help"),
     "conserve demo": (sys.executable, "-m", "conserve.cli", "demo", "--help"),
     "python -m conserve_workers.tiny": (sys.executable, "-m", "conserve_workers.tiny", "--help"),
 }

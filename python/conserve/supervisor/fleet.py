@@ -9,6 +9,7 @@ Promises: when `start` raises, and when the block is left in any way, no process
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +77,27 @@ class Fleet:
                 raise first from None
             raise
         return {name: wait.result() for name, wait in waits.items()}
+
+    async def restart(self, name: str, *, timeout_s: float) -> str:
+        """Start a process that has ended once more, as it was, and wait until it is ready; its URL.
+
+        What it had started is killed first. The log of its last life is kept as `NAME.log.1`. When it does not come up
+        it stays in the fleet, ended, so that it can be tried again.
+
+        Raises:
+            SupervisorError: it could not be started, ended, or was not ready within `timeout_s`.
+        """
+        ended = self._processes[name]
+        await ended.kill()
+        with contextlib.suppress(OSError):
+            ended.log_path.replace(ended.log_path.with_name(f"{ended.log_path.name}.1"))
+        process = await WorkerProcess.start(ended.spec, log_dir=self.log_dir)
+        self._processes[name] = process
+        try:
+            return await process.ready(timeout_s=timeout_s)
+        except SupervisorError:
+            await process.kill()
+            raise
 
     async def first_exit(self) -> WorkerProcess:
         """Wait until one of the processes ends by itself; which one."""

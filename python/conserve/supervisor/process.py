@@ -46,6 +46,8 @@ class WorkerProcess:
         self.started_at_s = time.monotonic()
         self._process = process
         self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if spec.url is not None:
+            self._url.set_result(spec.url.rstrip("/"))
         self._pump = asyncio.create_task(self._copy_output(), name=f"log {spec.name}")
 
     @classmethod
@@ -109,7 +111,7 @@ class WorkerProcess:
         return self._url.result()
 
     async def ready(self, *, timeout_s: float) -> str:
-        """Wait for the ready line and a healthy answer, and return the URL.
+        """Wait for the ready line, unless the URL is known, and for a healthy answer; return the URL.
 
         Raises:
             ProcessExitedError: it ended before it was ready.

@@ -32,7 +32,8 @@ class ProcessSpec:
 
     `name` names the log file, so it is a plain word of letters, digits, `.`, `_`, `-`. `env` is added to the
     parent's environment. `ready` is given each line of the standard output and answers with the URL on the line
-    that says the process serves. `hidden_prefixes` are the beginnings of inherited variables that the process must not see.
+    that says the process serves; where `url` is known beforehand, a healthy answer there is enough and no line is
+    needed. `hidden_prefixes` are the beginnings of inherited variables that the process must not see.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ProcessSpec:
     hidden_prefixes: tuple[str, ...] = ()
     health_path: str = "/health"
     ready: Callable[[str], str | None] = ready_event
+    url: str | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

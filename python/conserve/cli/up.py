@@ -1,0 +1,122 @@
+"""Start the workers of a fleet file, keep them running, and serve in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from conserve.errors import ConfigError
+from conserve.supervisor import SupervisorError
+from conserve.supervisor.fleet_file import FleetFile
+from conserve.supervisor.launch import Plan, plan
+from conserve.supervisor.run import Told, serve_fleet
+
+__all__ = ["up"]
+
+FAILED = 1
+WRONG_USE = 2
+
+
+def up(
+    fleet_file: Annotated[Path, typer.Argument(metavar="FLEET.toml", help="What to start.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print commands, environment and ports; start nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print the same as JSON.")] = False,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A log for each process. [default: $XDG_STATE_HOME/conserve/NAME]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Start the workers of a fleet file, keep them running, and serve in front of them.
+
+    SIGTERM or Ctrl-C: requests under way may finish, then everything ends; a second one ends everything at once.
+    Exit status: 0 ended on demand; 1 a process did not start; 2 the file is wrong.
+    """
+    if as_json and not dry_run:
+        _end(WRONG_USE, "--json goes with --dry-run")
+    try:
+        fleet = FleetFile.read(fleet_file)
+        planned = plan(fleet)
+    except ConfigError as error:
+        _end(WRONG_USE, f"{fleet_file}: {error}")
+    if dry_run:
+        print(json.dumps(_as_data(planned), indent=2) if as_json else _as_text(planned))
+        return
+    logs = (log_dir or _default_log_dir(fleet_file)).absolute()
+    logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    # What the supervisor has to say is told line by line below.
+    logging.getLogger("conserve.supervisor").setLevel(logging.ERROR)
+    try:
+        planned.must_be_free()
+        asyncio.run(serve_fleet(fleet, planned, log_dir=logs, tell=_tell))
+    except ConfigError as error:
+        _end(WRONG_USE, f"{fleet_file}: {error}")
+    except (SupervisorError, OSError) as error:
+        _end(FAILED, f"{error}\nThe logs of all processes are in {logs}")
+
+
+def _tell(line: Told) -> None:
+    print(line, flush=True)
+
+
+def _end(status: int, message: str) -> NoReturn:
+    print(f"conserve up: {message}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+def _default_log_dir(fleet_file: Path) -> Path:
+    state = os.environ.get("XDG_STATE_HOME")
+    root = Path(state) if state else Path.home() / ".local" / "state"
+    return root / "conserve" / fleet_file.stem
+
+
+def _as_data(planned: Plan) -> dict[str, Any]:
+    return {
+        "workers": [
+            {
+                "name": each.spec.name,
+                "tier": each.tier,
+                "role": each.role,
+                "url": each.url,
+                "ports": dict(each.ports),
+                "env": dict(each.spec.env),
+                "argv": list(each.spec.argv),
+            }
+            for each in planned.workers
+        ],
+        "router": {
+            "url": planned.router_url,
+            "env": dict(planned.router.env),
+            "argv": list(planned.router.argv),
+        },
+    }
+
+
+def _as_text(planned: Plan) -> str:
+    """Lines that a shell can run as they are."""
+    lines = []
+    for each in planned.workers:
+        ports = ", ".join(f"{use} {port}" for use, port in each.ports.items())
+        lines.append(f"# {each.spec.name}: {each.role}, tier {each.tier}, ports: {ports}")
+        lines.append(_as_shell(each.spec.env, each.spec.argv))
+    lines.append(f"# router: {planned.router_url}")
+    lines.append(_as_shell(planned.router.env, planned.router.argv))
+    return "\n".join(lines)
+
+
+def _as_shell(env: Mapping[str, str], argv: Sequence[str]) -> str:
+    return shlex.join(["env", *(f"{key}={value}" for key, value in sorted(env.items())), *argv])
