@@ -33,7 +33,7 @@ ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMPS)/venv").read().strip())' 2
 .PHONY: $(STAMPS)/venv
 endif
 
-.PHONY: help demo test check loom bench wheel lock clean setup-demo setup-dev
+.PHONY: help demo test vllm-test check loom bench wheel lock clean setup-demo setup-dev
 .PHONY: check-rust check-python check-types check-licences
 
 help:  ## say what there is
@@ -48,6 +48,9 @@ test: setup-dev  ## the core's tests, then everything through Python
 	@cargo test --locked
 	@echo '==> pytest'
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+vllm-test: setup-dev  ## the worker contract, handoffs and failures against a real vLLM on CPU
+	@scripts/vllm-test $(PYTEST_ARGS)
 
 check: setup-dev check-rust check-python check-types check-licences  ## formats, lints, types, layers, licences
 	@echo '==> all checks passed'
@@ -100,7 +103,7 @@ lock: $(STAMPS)/venv  ## resolve pyproject.toml into requirements/
 	@scripts/lock
 
 clean:  ## remove what make built
-	rm -rf .venv target dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm .cache target dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 setup-demo: $(STAMPS)/demo-packages $(STAMPS)/torch $(STAMPS)/model $(STAMPS)/built
 setup-dev: $(STAMPS)/dev-packages $(STAMPS)/torch $(STAMPS)/model $(STAMPS)/built

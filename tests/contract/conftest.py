@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.vllm import servers
 from tests.workers.harness import Worker, tiny
 
 
@@ -31,18 +32,31 @@ ENGINES = {
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
+    engine: str
     prefiller: Worker
     decoder: Worker
     plain: Worker
 
 
-@pytest.fixture(scope="session", params=sorted(ENGINES))
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+@pytest.fixture(scope="session", params=[*sorted(ENGINES), *(["vllm"] if servers.PYTHON else [])])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if request.param == "vllm":
+        # Started together and shared with `tests/vllm`: `make vllm-test`.
+        forge = servers.shared_forge(tmp_path_factory.mktemp("vllm"))
+        yield Cluster("vllm", forge["p0"], forge["d0"], forge["plain"])
+        return
     engine = ENGINES[request.param]
     with ExitStack() as stack:
         yield Cluster(
-            *(stack.enter_context(start()) for start in (engine.prefiller, engine.decoder, engine.plain))
+            request.param,
+            *(stack.enter_context(start()) for start in (engine.prefiller, engine.decoder, engine.plain)),
         )
+
+
+@pytest.fixture
+def engine(cluster: Cluster) -> str:
+    """The name of the engine at hand."""
+    return cluster.engine
 
 
 @pytest.fixture

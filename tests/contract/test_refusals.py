@@ -12,6 +12,12 @@ HELLO = [{"role": "user", "content": "Hello"}]
 CHAT = "/v1/chat/completions"
 
 
+@pytest.fixture(autouse=True)
+def refuser(engine: str) -> None:
+    if engine == "vllm":
+        pytest.skip("vLLM serves most of these fields, and words and numbers its refusals itself")
+
+
 def refused(reply: Reply, status: int = 400) -> dict[str, Any]:
     assert reply.status == status, reply.body
     error: dict[str, Any] = reply.body["error"]

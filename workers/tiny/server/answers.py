@@ -46,14 +46,18 @@ class Answer:
             choice["message"] = {"role": "assistant", "content": text}
         else:
             choice["text"] = text
+        named: dict[str, Any] = {}
         if self.token_ids:
-            choice |= {"prompt_token_ids": self.prompt, "token_ids": tokens}
+            choice["token_ids"] = tokens
+            # vLLM names a chat's prompt beside its choices, a completion's in the choice.
+            (named if self.kind == "chat" else choice)["prompt_token_ids"] = self.prompt
         kind = "chat.completion" if self.kind == "chat" else "text_completion"
         return {
             **self._head(kind),
             "choices": [choice],
             "usage": self.usage(last),
             "kv_transfer_params": last.kv_transfer_params,
+            **named,
         }
 
     def first(self, *, usage: bool) -> dict[str, Any] | None:

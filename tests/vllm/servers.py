@@ -1,0 +1,206 @@
+"""Real vLLM servers for tests: the commands that `workers/vllm` makes, forked from one process that imported vLLM once."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from conserve_workers.vllm.command import VllmWorker, argv, environment
+from conserve_workers.vllm.presets import CPU, Role
+from tests.workers.harness import Worker
+
+PYTHON = os.environ.get("CONSERVE_VLLM_PYTHON", "")
+"""The interpreter that has vLLM; empty: there is none, and nothing here can run."""
+MODEL = os.environ.get("CONSERVE_VLLM_MODEL", "")
+"""The folder of the random Qwen3."""
+NAME = "tiny-qwen3"
+BLOCK_SIZE = 32
+MAX_MODEL_LEN = 4096
+START_S = 300.0
+_FORK_SERVERS = Path(__file__).with_name("fork_servers.py")
+
+
+class Forge:
+    """The process that starts servers, and the servers that it started, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.workers: dict[str, Worker] = {}
+        self._wanted: dict[str, VllmWorker] = {}
+        self._groups: dict[str, int] = {}
+        with (folder / "forge.log").open("wb") as output:
+            # Its standard input ends with `close`, and with this process however it dies: then it kills all servers.
+            self._process = subprocess.Popen(
+                [PYTHON, "-P", str(_FORK_SERVERS)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                cwd=folder,
+                env={**_inherited(), **CPU.env, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            )
+        self._ask()
+
+    def __getitem__(self, name: str) -> Worker:
+        return self.workers[name]
+
+    def start(self, wanted: Mapping[str, VllmWorker]) -> None:
+        """Start servers together, and wait until all are healthy. A name of before is that server once more."""
+        for name, worker in wanted.items():
+            spec = {
+                "name": name,
+                "argv": argv(worker),
+                "env": environment(worker),
+                "log": str(self.folder / f"{name}.log"),
+            }
+            self._groups[name] = self._ask(spec)["pid"]
+            self._wanted[name] = worker
+            self.workers[name] = Worker(f"http://127.0.0.1:{worker.port}", NAME, self._process, {})
+        for name in wanted:
+            self._await_health(name)
+
+    def restart(self, *names: str) -> None:
+        """Start servers that were killed, at the same address."""
+        self.start({name: self._wanted[name] for name in names})
+
+    def lives(self, name: str) -> bool:
+        """Whether the server answers."""
+        try:
+            return self[name].send("GET", "/health")[0] == 200
+        except OSError:
+            return False
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a server and its engine process."""
+        os.killpg(self._groups[name], number)
+
+    def kill(self, name: str) -> None:
+        """kill -9, and wait until nobody listens there."""
+        self.signal(name, signal.SIGKILL)
+        deadline_s = time.monotonic() + 10
+        while time.monotonic() < deadline_s:
+            try:
+                self[name].send("GET", "/health")
+            except ConnectionRefusedError:
+                return
+            except OSError:
+                continue
+        raise AssertionError(f"{name} survived kill -9")
+
+    def close(self) -> None:
+        """End every server, and the process that started them."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=20)
+        self._process.stdout.close()
+
+    def _ask(self, spec: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Send a server to start, if one is given, and read the answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if spec is not None:
+            self._process.stdin.write(json.dumps(spec) + "\n")
+            self._process.stdin.flush()
+        watchdog = threading.Timer(START_S, self._process.kill)
+        watchdog.start()
+        line = self._process.stdout.readline()
+        watchdog.cancel()
+        assert line, (self.folder / "forge.log").read_text()[-3000:]
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _await_health(self, name: str) -> None:
+        """Ask until the server answers; fails with the end of its log when it is gone or takes too long."""
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s and Path(f"/proc/{self._groups[name]}").exists():
+            try:
+                if self[name].send("GET", "/health")[0] == 200:
+                    return
+            except OSError:
+                time.sleep(0.1)  # Nothing tells us that another process began to listen: ask again.
+        log = (self.folder / f"{name}.log").read_text()
+        raise AssertionError(f"{name} does not serve; the end of its log:\n{log[-4000:]}")
+
+
+_shared: list[Forge] = []
+
+
+def shared_forge(folder: Path) -> Forge:
+    """One prefiller `p0`, two decoders `d0` and `d1`, and a plain instance, for the length of the test run.
+
+    Starting them is most of what these tests cost. Who kills one restarts it.
+    """
+    if not _shared:
+        forge = Forge(folder)
+        atexit.register(forge.close)
+        forge.start(wishes({"p0": "prefiller", "d0": "decoder", "d1": "decoder", "plain": "both"}))
+        _shared.append(forge)
+    return _shared[0]
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment without what is meant for our own interpreter."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+
+
+def wishes(roles: Mapping[str, Role], *, kv_cache_bytes: int = 64 << 20) -> dict[str, VllmWorker]:
+    """One server for each name, each with ports of its own. Role `both` is a plain instance without a connector."""
+    ports = iter(free_ports(2 * len(roles)))
+    return {
+        name: VllmWorker(
+            role=role,
+            model=MODEL,
+            port=next(ports),
+            handoff_port=next(ports),
+            preset="cpu",
+            served_model_name=NAME,
+            connector="none" if role == "both" else "nixl",
+            block_size=BLOCK_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            kv_cache_bytes=kv_cache_bytes,
+            # The model folder's own defaults for sampling would stand in for what a request does not say.
+            flags=(
+                *("--max-num-seqs", "16", "--generation-config", "vllm"),
+                *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+            ),
+        )
+        for name, role in roles.items()
+    }
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody has at this moment."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for each in held:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in held]
+
+
+def token_ids(seed: int, number: int) -> list[int]:
+    """A prompt of the random model, whose text does not turn back into the same tokens: ids, different for each seed."""
+    return [1000 + (seed * 7919 + place * 104_729) % 40_000 for place in range(number)]
+
+
+def completion(prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+    """A greedy completion of token ids that answers with token ids."""
+    return {
+        "model": NAME,
+        "prompt": list(prompt),
+        "temperature": 0,
+        "max_tokens": 16,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **fields,
+    }
