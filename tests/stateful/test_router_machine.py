@@ -284,10 +284,13 @@ class RouterMachine(RuleBasedStateMachine):
         self.line = [w for w in before if not w.task.done()]
         for waiter in done:
             if waiter.task.cancelled():
+                self.forget_vanished()
                 continue
             error = waiter.task.exception()
             if error is not None:
                 assert isinstance(error, Rejected), error
+                # It may have been the last that kept a conversation whose first turn had failed.
+                self.forget_vanished()
                 continue
             turn = waiter.task.result()
             if waiter.newcomer and turn.route.turn == 1:

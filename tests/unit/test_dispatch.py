@@ -56,7 +56,8 @@ def booked(router: Router) -> int:
 
 def test_first_turn_goes_over_both_workers(make_router: MakeRouter) -> None:
     router = make_router()
-    dispatch = Dispatcher(router).open(CHAT, headers(), body())
+    dispatcher = Dispatcher(router)
+    dispatch = dispatcher.open(CHAT, headers(), body())
     first = dispatch.start()
     assert isinstance(first, Call)
     prefill = first.upstream
@@ -81,7 +82,7 @@ def test_first_turn_goes_over_both_workers(make_router: MakeRouter) -> None:
     assert dispatch.chunk(usage) == b"", "the client did not ask for the usage"
     assert dispatch.chunk(b"data: [DONE]\n\n") + dispatch.end() == b"data: [DONE]\n\n"
     assert dispatch.over
-    view = router.conversation("task-42")
+    view = dispatcher.conversation("task-42", headers())
     assert view is not None
     assert (view.phase, view.blocks, view.key) == ("pinned", 2, dispatch.conversation)
     router.check()
