@@ -72,6 +72,7 @@ def test_value_that_changes_nothing_is_accepted(worker: Worker, field: str, valu
         ({"max_tokens": True}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"seed": 1.5}, "seed"),
@@ -81,11 +82,14 @@ def test_value_that_changes_nothing_is_accepted(worker: Worker, field: str, valu
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"kv_transfer_params": []}, "kv_transfer_params"),
+        ({"cache_salt": 5}, "cache_salt"),
+        ({"cache_salt": "half of a pair: \ud800"}, "cache_salt"),
     ],
 )
 def test_value_out_of_range_is_named(worker: Worker, fields: dict[str, object], param: str) -> None:
     body = {"messages": HELLO, "temperature": 0, **fields}
     assert refused(worker.post(CHAT, body))["param"] == param
+    assert worker.get("/health").status == 200, "one client's mistake is nobody else's"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +101,8 @@ def test_value_out_of_range_is_named(worker: Worker, fields: dict[str, object], 
         [1],
         [{"content": "no role"}],
         [{"role": "pope", "content": "x"}],
+        [{"role": ["user"], "content": "x"}],
+        [{"role": {}, "content": "x"}],
         [{"role": "user", "content": 5}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
     ],

@@ -37,6 +37,7 @@ def test_frame_arrives_as_sent(pair: Pair) -> None:
         (struct.pack("!4sIQ", b"CKV1", 1 << 30, 0), "does not speak"),
         (struct.pack("!4sIQ", b"CKV1", 2, 1 << 40) + b"{}", "at most 0 were expected"),
         (struct.pack("!4sIQ", b"CKV1", 2, 0) + b"{x", "not JSON"),
+        (struct.pack("!4sIQ", b"CKV1", 30_000, 0) + b"[" * 30_000, "not JSON"),
         (struct.pack("!4sIQ", b"CKV1", 2, 0) + b"[]", "not an object"),
         (b"CKV1", "closed"),
         (b"", "closed"),

@@ -61,7 +61,7 @@ class ChatTemplate:
         if not isinstance(message, dict):
             raise RequestError(f"{at} must be an object", param=at)
         role = message.get("role")
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             raise RequestError(f"{at}.role must be one of {', '.join(sorted(_ROLES))}", param=f"{at}.role")
         content = _text(message.get("content"), at)
         calls = message.get("tool_calls")

@@ -54,7 +54,7 @@ def receive(connection: socket.socket, *, into: memoryview | None = None) -> tup
     _fill(connection, memoryview(encoded))
     try:
         header = json.loads(encoded)
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise HandoffError("the peer sent a header that is not JSON") from cause
     if not isinstance(header, dict):
         raise HandoffError("the peer sent a header that is not an object")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -162,14 +161,19 @@ def salt(fields: Mapping[str, Any]) -> str:
     """`cache_salt`: requests share cached blocks only under the same one.
 
     Raises:
-        RequestError: it is not a string.
+        RequestError: it is not a string of whole characters.
     """
     value = fields.get("cache_salt")
     if value is None:
         return ""
-    if not isinstance(value, str):
-        raise RequestError("cache_salt must be a string", param="cache_salt")
+    if not isinstance(value, str) or not _is_whole(value):
+        raise RequestError("cache_salt must be a string of whole characters", param="cache_salt")
     return value
+
+
+def _is_whole(text: str) -> bool:
+    """Whether no half of a surrogate pair is in it: JSON can spell one, and nothing can encode it."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:
@@ -196,8 +200,9 @@ def _number(
     value = fields.get(name)
     if value is None:
         return default
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not least <= value <= most or (above and value == least):
+    # Compared first: an integer may be too large for a float. NaN compares as false.
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    if not fits or (above and value == least):
         raise RequestError(f"{name} must be a number from {least:g} to {most:g}", param=name)
     return float(value)
 
