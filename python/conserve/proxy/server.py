@@ -50,7 +50,9 @@ class DoorServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._app,
-                http=bounded(head_timeout_s=settings.body_timeout_s),
+                http=bounded(
+                    head_timeout_s=settings.body_timeout_s, stall_timeout_s=settings.client_stall_timeout_s
+                ),
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -81,8 +83,10 @@ class DoorServer(uvicorn.Server):
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Stop signal: drain; a second one: stop now."""
+        """Stop signal: drain; a second one: stop now, with an error for whom that cuts short."""
         if self._draining is not None or not self.started:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self.door.cut_short)
             self.should_exit = True
             self.force_exit = sig == signal.SIGINT
             return
