@@ -61,7 +61,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def open_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
