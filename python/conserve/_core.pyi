@@ -608,7 +608,10 @@ class Dispatch:
     def failed(self, kind: _Failure, /) -> _Action: ...
     @property
     def conversation(self) -> str | None:
-        """The key of the conversation, once `start` has read the request."""
+        """The key of the conversation as its caller is told it, once `start` has read the request."""
+    @property
+    def reason(self) -> str | None:
+        """Why the turn runs where it runs, once its answer has begun."""
     @property
     def over(self) -> bool:
         """Whether nothing will follow."""
