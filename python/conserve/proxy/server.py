@@ -127,7 +127,7 @@ def serve(settings: Settings, *, ready_file: Path | None = None) -> None:
             part.write_text(json.dumps({"event": "ready", "url": url, "port": int(url.rpartition(":")[2])}))
             part.replace(ready_file)
         prefillers, decoders, both = len(settings.prefillers), len(settings.decoders), len(settings.both)
-        fleet = f"{prefillers} prefillers, {decoders} decoders" + (f", {both} both" if both else "")
+        fleet = f"prefillers: {prefillers}, decoders: {decoders}" + (f", both: {both}" if both else "")
         sys.stdout.write(f"conserve serves {url}/v1 ({fleet})\n")
         sys.stdout.flush()
 
