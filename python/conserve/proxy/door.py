@@ -68,6 +68,10 @@ class Door:
         self._upstreams = Upstreams()
         self._clock = asyncio.create_task(self._tick(), name="conserve-tick")
         await self.watch.start(self._upstreams)
+        if all(each.role == "prefiller" for each in self.watch.workers):
+            logger.warning(
+                "no decoder is set: give Settings(decoders=...) or CONSERVE_DECODERS; every turn will get 503"
+            )
 
     async def close(self) -> None:
         """End what is still under way and close everything."""
