@@ -16,7 +16,11 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        return (
+            action.help
+            if action.default is None or action.default is False
+            else super()._get_help_string(action)
+        )
 
 
 def parse_args(argv: Sequence[str] | None = None) -> Options:
