@@ -120,21 +120,23 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The failure of that name: `connect`, `unreachable`, `reset`, `connect_timeout`, `first_byte_timeout`, `idle_timeout`,
-    /// `too_large`, `protocol`.
+    /// Every failure with its name.
+    pub const NAMED: [(&'static str, Self); 8] = [
+        ("connect", Self::Connect),
+        ("unreachable", Self::Unreachable),
+        ("reset", Self::Reset),
+        ("connect_timeout", Self::Timeout(TimeoutKind::Connect)),
+        ("first_byte_timeout", Self::Timeout(TimeoutKind::FirstByte)),
+        ("idle_timeout", Self::Timeout(TimeoutKind::Idle)),
+        ("too_large", Self::TooLarge),
+        ("protocol", Self::Protocol),
+    ];
+
+    /// The failure of that name, one of [`Failure::NAMED`].
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Some(match name {
-            "connect" => Self::Connect,
-            "unreachable" => Self::Unreachable,
-            "reset" => Self::Reset,
-            "connect_timeout" => Self::Timeout(TimeoutKind::Connect),
-            "first_byte_timeout" => Self::Timeout(TimeoutKind::FirstByte),
-            "idle_timeout" => Self::Timeout(TimeoutKind::Idle),
-            "too_large" => Self::TooLarge,
-            "protocol" => Self::Protocol,
-            _ => return None,
-        })
+        let named = Self::NAMED.iter().find(|(known, _)| *known == name);
+        named.map(|(_, failure)| *failure)
     }
 
     /// What the client is told.
