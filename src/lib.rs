@@ -61,6 +61,8 @@ pub mod metrics;
 mod occupancy;
 pub mod placement;
 mod pocket;
+#[cfg(feature = "proxy")]
+pub mod proxy;
 #[cfg(feature = "python")]
 mod python;
 pub mod report;

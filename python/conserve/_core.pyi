@@ -18,6 +18,7 @@ __all__ = [
     "Dispatcher",
     "Finish",
     "ManualClock",
+    "NativeDoor",
     "Prefiller",
     "Relay",
     "Reply",
@@ -608,10 +609,7 @@ class Dispatch:
     def failed(self, kind: _Failure, /) -> _Action: ...
     @property
     def conversation(self) -> str | None:
-        """The key of the conversation as its caller is told it, once `start` has read the request."""
-    @property
-    def reason(self) -> str | None:
-        """Why the turn runs where it runs, once its answer has begun."""
+        """The key of the conversation, once `start` has read the request."""
     @property
     def over(self) -> bool:
         """Whether nothing will follow."""
@@ -706,6 +704,77 @@ class Finish:
     __match_args__: Final = ("data",)
     @property
     def data(self) -> bytes: ...
+
+@final
+class NativeDoor:
+    """Serves turns over HTTP in threads of its own, without Python; passes every other request on to a Unix socket.
+
+    It listens from the moment it is made and drives the same dispatcher as any other door. The router must run on the
+    machine's clock. Raises ConfigError, or OSError if the address cannot be had.
+
+    Options:
+        host, port: where to listen; port 0 takes a free one.
+        control: path of the Unix socket on which the control plane serves HTTP.
+        threads: threads that move bytes; 0 takes one for each processor core.
+        body_timeout_s: longest time for a request's head to arrive, and then for its body.
+        client_stall_timeout_s: a client that takes nothing for so long is taken to be gone.
+        keep_alive_s: longest idle time of a client's connection between two requests.
+        verbose: whether `lines` tells more than warnings.
+    """
+
+    def __new__(
+        cls,
+        dispatcher: Dispatcher,
+        *,
+        host: str,
+        port: int,
+        control: str,
+        threads: int = 0,
+        body_timeout_s: float = 60.0,
+        client_stall_timeout_s: float = 120.0,
+        keep_alive_s: float = 75.0,
+        verbose: bool = True,
+    ) -> Self: ...
+    @property
+    def host(self) -> str:
+        """The address it listens on."""
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+    def start(self) -> None:
+        """Begin to serve. Once only; later calls do nothing."""
+    def refuse(self) -> None:
+        """Refuse new turns with 503 from now on; returns at once."""
+    def drain(self, deadline_s: float, /) -> int:
+        """Refuse new turns, wait at most `deadline_s` for those under way, then end them with an error.
+
+        Returns how many had to be ended. Blocks, without the GIL.
+        """
+    def stop(self) -> None:
+        """Close everything; what is under way is ended with an error. Blocks for two seconds at most, without the GIL."""
+    @property
+    def in_flight(self) -> int:
+        """Requests being served, waiting ones included."""
+    @property
+    def requests(self) -> dict[tuple[str, int], int]:
+        """Requests answered, by path and status (499: the client left)."""
+    @property
+    def client_gone(self) -> dict[str, int]:
+        """Requests whose client left, by what was under way."""
+    @property
+    def upstream_failures(self) -> dict[_Failure, int]:
+        """Exchanges with workers that broke, by kind."""
+    @property
+    def relayed_bytes(self) -> int:
+        """Bytes of streams taken from workers."""
+    def lines(
+        self, timeout_s: float, /
+    ) -> list[tuple[Literal["info", "warning"], str] | tuple[str, int, _Headers, bytes | None]] | None:
+        """The next lines for the log, maybe none within `timeout_s`; None once stopped and all were given.
+
+        A line is (level, text), or (path, status, headers, body) for a turn that was answered, where the body is None for
+        a stream. Blocks, without the GIL; for one thread at a time.
+        """
 
 _Action: TypeAlias = Wait | Call | Stream | Relay | Collect | Reply | Finish
 _Failure: TypeAlias = Literal[

@@ -168,6 +168,12 @@ class Settings(BaseSettings):
     worker_key: SecretStr | None = Field(None, description="Sent to the workers as a bearer token.")
 
     # The door.
+    door: Literal["fastapi", "native"] = Field(
+        "fastapi", description="Which program moves the bytes of turns: Python's, or the one in Rust."
+    )
+    door_threads: int = Field(
+        0, ge=0, le=1024, description="Threads of the native door; 0 takes one for each processor core."
+    )
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
     body_timeout_s: _Seconds = Field(

@@ -38,6 +38,15 @@ impl Clock {
         }
     }
 
+    /// The same time for the native door; `None` for a clock that a test moves.
+    #[cfg(feature = "proxy")]
+    pub(super) fn machine_time(&self) -> Option<crate::proxy::Clock> {
+        match self {
+            Self::Machine(origin) => Some(crate::proxy::Clock::since(*origin)),
+            Self::Manual(_) => None,
+        }
+    }
+
     /// Whether waiting for real time makes this clock move.
     pub(super) const fn moves_by_itself(&self) -> bool {
         match self {

@@ -23,6 +23,17 @@ pub(super) struct PyDispatcher {
     dispatcher: Dispatcher,
 }
 
+#[cfg(feature = "proxy")]
+impl PyDispatcher {
+    pub(super) const fn shell(&self) -> &Arc<Shell> {
+        &self.shell
+    }
+
+    pub(super) const fn core(&self) -> &Dispatcher {
+        &self.dispatcher
+    }
+}
+
 #[pymethods]
 #[expect(
     clippy::needless_pass_by_value,

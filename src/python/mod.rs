@@ -15,6 +15,8 @@ mod convert;
 mod dispatch;
 mod dispatcher;
 mod errors;
+#[cfg(feature = "proxy")]
+mod native;
 mod route;
 mod router;
 mod shell;
@@ -40,6 +42,9 @@ mod core {
     use super::dispatch::PyDispatch;
     #[pymodule_export]
     use super::dispatcher::PyDispatcher;
+    #[cfg(feature = "proxy")]
+    #[pymodule_export]
+    use super::native::PyNativeDoor;
     #[pymodule_export]
     use super::route::PyRoute;
     #[pymodule_export]

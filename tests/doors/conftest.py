@@ -9,21 +9,22 @@ from typing import Any, Protocol
 
 import pytest
 
+from conserve.proxy.native import NativeServer
 from conserve.proxy.server import DoorServer
 from conserve.settings import Settings
 from tests.support.cluster import Cluster, OpenDoor, RunningDoor, run_cluster
 
 
-class FastApiDoor:
-    """The FastAPI door on the test's event loop."""
+class DoorHere:
+    """A door whose event loop is the test's."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, kind: type[DoorServer | NativeServer], settings: dict[str, Any]) -> None:
         self._up = asyncio.Event()
-        self.server = DoorServer(Settings(port=0, **settings), on_ready=lambda _: self._up.set())
+        self.server = kind(Settings(port=0, **settings), on_ready=lambda _: self._up.set())
         self.url = self.server.url
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> FastApiDoor:
+    async def start(self) -> DoorHere:
         self._task = asyncio.create_task(self.server.run_here())
         waiter = asyncio.create_task(self._up.wait())
         await asyncio.wait({self._task, waiter}, return_when=asyncio.FIRST_COMPLETED)
@@ -43,10 +44,14 @@ class FastApiDoor:
 
 
 async def open_fastapi(settings: dict[str, Any]) -> RunningDoor:
-    return await FastApiDoor(settings).start()
+    return await DoorHere(DoorServer, settings).start()
 
 
-DOORS: dict[str, OpenDoor] = {"fastapi": open_fastapi}
+async def open_native(settings: dict[str, Any]) -> RunningDoor:
+    return await DoorHere(NativeServer, settings).start()
+
+
+DOORS: dict[str, OpenDoor] = {"fastapi": open_fastapi, "native": open_native}
 
 
 class StartCluster(Protocol):

@@ -14,7 +14,7 @@ from . import errors
 from .door import Door
 from .routes import ShortWay, routes_of
 
-__all__ = ["create_app"]
+__all__ = ["app_of", "create_app"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     `app.state.door` is the door, for whoever runs the app.
     """
     chosen = Settings() if settings is None else settings
-    door = Door(chosen.router(empty=True), chosen)
+    return app_of(Door(chosen.router(empty=True), chosen))
+
+
+def app_of(door: Door) -> FastAPI:
+    """The app that serves `door`."""
     app = FastAPI(title="ConServe", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.door = door
     app.include_router(routes_of(door))

@@ -70,8 +70,8 @@ def control_routes(routes: APIRouter, door: Door) -> None:
     async def metrics(request: Request) -> Response:
         if (refusal := _locked(door, request)) is not None:
             return refusal
-        own = door.metrics.exposition(
-            in_flight=len(door.drives), draining=door.draining, dispatched=door.dispatcher.counters
+        own = door.counted().exposition(
+            in_flight=door.in_flight, draining=door.draining, dispatched=door.dispatcher.counters
         )
         return PlainTextResponse(
             door.router.metrics() + own, media_type="text/plain; version=0.0.4; charset=utf-8"
@@ -145,7 +145,7 @@ def _fleet(door: Door) -> _Json:
         "conversations": snapshot.conversations,
         "waiting": snapshot.waiting,
         "waiting_tail": snapshot.waiting_tail,
-        "in_flight": len(door.drives),
+        "in_flight": door.in_flight,
         "draining": door.draining,
         "counters": snapshot.counters,
         "dispatch": door.dispatcher.counters,

@@ -9,14 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .errors import Headers
 
-if TYPE_CHECKING:
-    from conserve._core import Dispatch
-
-__all__ = ["say"]
+__all__ = ["is_told", "say"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +22,13 @@ _LONGEST: Final = 256
 _SLUG: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-def say(path: str, status: int, headers: Headers, body: bytes | None, turn: Dispatch | None = None) -> None:
-    """Log how a turn was answered; `body` is None for a stream, `turn` knows why it ran there."""
+def is_told(level: int) -> bool:
+    """Whether lines of that level are written."""
+    return logger.isEnabledFor(level)
+
+
+def say(path: str, status: int, headers: Headers, body: bytes | None) -> None:
+    """Log how a turn was answered; `body` is None for a stream."""
     level = logging.WARNING if status >= 500 else logging.INFO
     if not logger.isEnabledFor(level):
         return
@@ -39,13 +41,12 @@ def say(path: str, status: int, headers: Headers, body: bytes | None, turn: Disp
     if route is not None and route != "pinned":
         prefiller = told.get(b"x-conserve-prefiller")
         logger.info(
-            "conversation %s: turn %s, %s: decoder %s, %s (%s); request %s",
+            "conversation %s: turn %s, %s: decoder %s, %s; request %s",
             told.get(b"x-conserve-conversation", "-"),
             told.get(b"x-conserve-turn", "-"),
             route,
             told.get(b"x-conserve-decoder", "-"),
             "no handoff" if prefiller is None else f"handed over from {prefiller}",
-            "why is unknown" if turn is None else turn.reason,
             request,
         )
 

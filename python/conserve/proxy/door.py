@@ -68,15 +68,12 @@ class Door:
         self._upstreams = Upstreams()
         self._clock = asyncio.create_task(self._tick(), name="conserve-tick")
         await self.watch.start(self._upstreams)
-        if all(each.role == "prefiller" for each in self.watch.workers):
-            logger.warning(
-                "no decoder is set: give Settings(decoders=...) or CONSERVE_DECODERS; every turn will get 503"
-            )
 
     async def close(self) -> None:
         """End what is still under way and close everything."""
         self.draining = True
-        self.cut_short()
+        for drive in list(self.drives):
+            drive.shut_down()
         await self.finished(timeout_s=1.0)
         await self.watch.stop()
         if self._clock is not None:
@@ -85,6 +82,15 @@ class Door:
         if self._upstreams is not None:
             await self._upstreams.close()
             self._upstreams = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being served, waiting ones included."""
+        return len(self.drives)
+
+    def counted(self) -> DoorMetrics:
+        """What was counted so far."""
+        return self.metrics
 
     def entered(self, drive: Drive) -> None:
         """A request is being served."""
@@ -112,19 +118,14 @@ class Door:
         self.draining = True
         logger.info(
             "draining: %d requests under way, %g s for them",
-            len(self.drives),
+            self.in_flight,
             self.settings.shutdown_timeout_s,
         )
         if not await self.finished(timeout_s=self.settings.shutdown_timeout_s):
-            self.cut_short()
-            await self.finished(timeout_s=1.0)
-
-    def cut_short(self) -> None:
-        """End what is under way now, each request with an error for its client."""
-        if self.drives:
             logger.warning("ending %d requests that did not finish in time", len(self.drives))
-        for drive in list(self.drives):
-            drive.shut_down()
+            for drive in list(self.drives):
+                drive.shut_down()
+            await self.finished(timeout_s=1.0)
 
     def ready(self) -> str | None:
         """None while turns can be served, else why not."""

@@ -19,40 +19,49 @@ from .app import create_app
 from .protocol import bounded
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from conserve.settings import Settings
 
     from .door import Door
 
-__all__ = ["DoorServer", "serve"]
+__all__ = ["KEEP_ALIVE_S", "AppServer", "DoorServer", "serve"]
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 2048
 # Agents pause between turns while their tools run; their connections are worth keeping for a while.
-_KEEP_ALIVE_S: Final = 75
+KEEP_ALIVE_S: Final = 75.0
 
 
-class DoorServer(uvicorn.Server):
+class AppServer(uvicorn.Server):
     """A uvicorn server whose first stop signal drains the door and whose second one stops at once.
 
-    While it drains it still accepts connections, to answer 503 instead of refusing them.
+    While it drains it still accepts connections, to answer 503 instead of refusing them. It serves the app on `listening`,
+    or on the Unix socket `path`; `host` and `port` are what its user connects to.
     """
 
-    def __init__(self, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
-        self._app = create_app(settings)
-        self.door: Door = self._app.state.door
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        host: str,
+        port: int,
+        listening: socket.socket | None = None,
+        path: str | None = None,
+        on_ready: Callable[[str], None] | None = None,
+    ) -> None:
+        self.door: Door = app.state.door
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._on_ready = on_ready
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._socket = _listen(settings.host, settings.port)
-        host, port = self._socket.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._sockets = None if listening is None else [listening]
         super().__init__(
             uvicorn.Config(
-                self._app,
-                http=bounded(
-                    head_timeout_s=settings.body_timeout_s, stall_timeout_s=settings.client_stall_timeout_s
-                ),
+                app,
+                uds=path,
+                http=bounded(head_timeout_s=self.door.settings.body_timeout_s),
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -62,19 +71,24 @@ class DoorServer(uvicorn.Server):
                 date_header=True,
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=2,
-                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_keep_alive=int(KEEP_ALIVE_S),
             )
         )
 
     async def run_here(self) -> None:
         """Serve on this event loop until `stop` or a signal."""
-        await self.serve(sockets=[self._socket])
+        await self.serve(sockets=self._sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen, then say so."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        if self.started and self._on_ready is not None:
+        if self.started:
+            self.ready()
+
+    def ready(self) -> None:
+        """Say that turns are served."""
+        if self._on_ready is not None:
             self._on_ready(self.url)
 
     def stop(self) -> None:
@@ -83,10 +97,8 @@ class DoorServer(uvicorn.Server):
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Stop signal: drain; a second one: stop now, with an error for whom that cuts short."""
+        """Stop signal: drain; a second one: stop now."""
         if self._draining is not None or not self.started:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self.door.cut_short)
             self.should_exit = True
             self.force_exit = sig == signal.SIGINT
             return
@@ -98,6 +110,16 @@ class DoorServer(uvicorn.Server):
             await self.door.drain()
         finally:
             self.should_exit = True
+
+
+class DoorServer(AppServer):
+    """The FastAPI door: the app itself serves the turns."""
+
+    def __init__(self, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+        app = create_app(settings)
+        listening = _listen(settings.host, settings.port)
+        host, port = listening.getsockname()[:2]
+        super().__init__(app, host=host, port=port, listening=listening, on_ready=on_ready)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -127,16 +149,24 @@ def serve(settings: Settings, *, ready_file: Path | None = None) -> None:
             part.write_text(json.dumps({"event": "ready", "url": url, "port": int(url.rpartition(":")[2])}))
             part.replace(ready_file)
         prefillers, decoders, both = len(settings.prefillers), len(settings.decoders), len(settings.both)
-        fleet = f"prefillers: {prefillers}, decoders: {decoders}" + (f", both: {both}" if both else "")
+        fleet = f"{prefillers} prefillers, {decoders} decoders" + (f", {both} both" if both else "")
         sys.stdout.write(f"conserve serves {url}/v1 ({fleet})\n")
         sys.stdout.flush()
 
-    server = DoorServer(settings, on_ready=ready)
+    server = _server(settings, ready)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
             runner.run(server.run_here())
         except KeyboardInterrupt:
             return
+
+
+def _server(settings: Settings, ready: Callable[[str], None]) -> AppServer:
+    if settings.door == "fastapi":
+        return DoorServer(settings, on_ready=ready)
+    from .native import NativeServer
+
+    return NativeServer(settings, on_ready=ready)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -1,0 +1,292 @@
+//! Drives one `Dispatch`: does what each action says, up to the point where the answer can be given to the client.
+//!
+//! Promises: the turn is settled whatever happens: a `Drive` that is dropped before its end means that the client left.
+//! Leaves to others: every decision (`Dispatch`), passing a stream on (`relay`), connections (`exchange`).
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use tokio::sync::Notify;
+use tokio::time::{sleep_until, timeout};
+
+use super::connection::Link;
+use super::exchange::{Broken, Exchange, post};
+use super::headers;
+use super::outgoing::{Content, draining};
+use super::relay::Relay;
+use super::shared::{Shared, Stage};
+use super::stats::During;
+use crate::dispatch::{Action, Dispatch, Endpoint, Header, Refusal, TimeoutKind, Upstream};
+use crate::error::Phase;
+use crate::units::Timestamp;
+
+/// One request on its way.
+pub(crate) struct Drive {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) dispatch: Dispatch,
+    route: Endpoint,
+    link: Arc<Link>,
+    during: During,
+    /// The status that the client was sent; 0 before.
+    status: u16,
+    is_over: bool,
+}
+
+/// What a step of the request leads to.
+enum Next {
+    Act(Action),
+    Relay(Begun),
+}
+
+/// A stream whose head may go to the client.
+struct Begun {
+    status: u16,
+    headers: Vec<Header>,
+    upstream: Upstream,
+    exchange: Exchange,
+}
+
+impl Drive {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        dispatch: Dispatch,
+        route: Endpoint,
+        link: Arc<Link>,
+    ) -> Self {
+        shared.stats.entered();
+        Self {
+            shared,
+            dispatch,
+            route,
+            link,
+            during: During::Start,
+            status: 0,
+            is_over: false,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.shared.clock.now()
+    }
+
+    /// Serves the request: the answer, whose body goes on driving it where it is a stream.
+    pub(crate) async fn run(mut self) -> Response<Content> {
+        let ending = self.shared.reached(Stage::Ending);
+        let reached = tokio::select! {
+            biased;
+            next = self.steps() => next,
+            () = ending => {
+                let now = self.now();
+                self.dispatch.client_gone(now);
+                let refused = draining();
+                let headers = vec![
+                    (Bytes::from_static(b"content-type"), Bytes::from_static(b"application/json")),
+                    (Bytes::from_static(b"retry-after"), Bytes::from_static(b"1")),
+                ];
+                Next::Act(Action::Reply { status: refused.status, headers, body: refused.body() })
+            }
+        };
+        match reached {
+            Next::Relay(begun) => self.relay(begun),
+            Next::Act(Action::Reply {
+                status,
+                headers,
+                body,
+            }) => self.reply(status, headers, body),
+            Next::Act(action) => {
+                let name = format!("{action:?}");
+                self.shared.log.warn(format!(
+                    "{}: the door failed: an action out of place: {name}",
+                    self.route.path()
+                ));
+                let now = self.now();
+                self.dispatch.client_gone(now);
+                let refused = Refusal {
+                    status: 500,
+                    code: "internal_error",
+                    param: None,
+                    message: "the router failed; see its log".to_owned(),
+                };
+                let json = (
+                    Bytes::from_static(b"content-type"),
+                    Bytes::from_static(b"application/json"),
+                );
+                self.reply(500, vec![json], refused.body())
+            }
+        }
+    }
+
+    async fn steps(&mut self) -> Next {
+        let mut action = self.dispatch.start(self.now());
+        loop {
+            action = match action {
+                Action::Call(upstream) => self.call(&upstream).await,
+                Action::Stream(upstream) => match self.stream(upstream).await {
+                    Next::Act(action) => action,
+                    begun @ Next::Relay(_) => return begun,
+                },
+                Action::Wait { deadline } => self.wait(deadline).await,
+                action => return Next::Act(action),
+            };
+        }
+    }
+
+    /// Waits for a place in line, or for the end of the wait.
+    async fn wait(&mut self, deadline: Timestamp) -> Action {
+        self.during = During::Waiting;
+        let granted = Arc::new(Granted(Notify::new()));
+        self.dispatch.set_waker(Waker::from(Arc::clone(&granted)));
+        tokio::select! {
+            () = granted.0.notified() => {}
+            () = sleep_until(self.shared.clock.instant(deadline)) => {}
+        }
+        self.dispatch.admitted(self.now())
+    }
+
+    /// One exchange whose answer is held whole.
+    async fn call(&mut self, upstream: &Upstream) -> Action {
+        self.enter(upstream.phase);
+        let answered = async {
+            let (status, map, exchange) = post(&self.shared, upstream).await?;
+            let body = exchange.read_whole(upstream.max_answer_bytes).await?;
+            Ok((status, map, body))
+        };
+        match timeout(upstream.first_byte_timeout, answered).await {
+            Ok(Ok((status, map, body))) => {
+                let headers = headers::from_map(&map);
+                self.dispatch.answered(status, &headers, &body, self.now())
+            }
+            Ok(Err(broken)) => self.failed(&broken, upstream),
+            Err(_) => self.failed(&Broken::late(TimeoutKind::FirstByte), upstream),
+        }
+    }
+
+    /// One exchange whose answer is passed on as it comes.
+    async fn stream(&mut self, upstream: Upstream) -> Next {
+        self.enter(upstream.phase);
+        let answered = timeout(upstream.first_byte_timeout, post(&self.shared, &upstream)).await;
+        let (status, map, exchange) = match answered {
+            Ok(Ok(answered)) => answered,
+            Ok(Err(broken)) => return Next::Act(self.failed(&broken, &upstream)),
+            Err(_) => {
+                let late = Broken::late(TimeoutKind::FirstByte);
+                return Next::Act(self.failed(&late, &upstream));
+            }
+        };
+        let headers = headers::from_map(&map);
+        match self.dispatch.head(status, &headers, self.now()) {
+            Action::Relay { status, headers } => Next::Relay(Begun {
+                status,
+                headers,
+                upstream,
+                exchange,
+            }),
+            Action::Collect { limit } => {
+                let read = timeout(upstream.first_byte_timeout, exchange.read_whole(limit)).await;
+                Next::Act(match read {
+                    Ok(Ok(body)) => self.dispatch.answered(status, &headers, &body, self.now()),
+                    Ok(Err(broken)) => self.failed(&broken, &upstream),
+                    Err(_) => self.failed(&Broken::late(TimeoutKind::FirstByte), &upstream),
+                })
+            }
+            action => Next::Act(action),
+        }
+    }
+
+    /// Counts and tells what went wrong at a worker; what to do now.
+    pub(crate) fn failed(&mut self, broken: &Broken, upstream: &Upstream) -> Action {
+        self.note(broken, upstream);
+        self.dispatch.failed(broken.failure, self.now())
+    }
+
+    fn note(&self, broken: &Broken, upstream: &Upstream) {
+        let kind = self.shared.stats.failed(broken.failure);
+        self.shared.log.warn(format!(
+            "{}: {} failed at {}: {kind} {}",
+            self.route.path(),
+            upstream.phase.as_str(),
+            upstream.name,
+            broken.detail
+        ));
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.during = match phase {
+            Phase::Prefill => During::Prefill,
+            Phase::Decode => During::Decode,
+        };
+    }
+
+    fn relay(mut self, begun: Begun) -> Response<Content> {
+        let Begun {
+            status,
+            headers,
+            upstream,
+            exchange,
+        } = begun;
+        self.status = status;
+        self.shared
+            .log
+            .answered(self.route.path(), status, &headers, None);
+        let relay = Relay::new(self, upstream, exchange);
+        head(status, headers, Content::Relay(Box::new(relay)))
+    }
+
+    fn reply(mut self, status: u16, headers: Vec<Header>, body: Bytes) -> Response<Content> {
+        self.shared
+            .log
+            .answered(self.route.path(), status, &headers, Some(&body));
+        self.status = status;
+        self.is_over = true;
+        head(status, headers, Content::whole(body))
+    }
+
+    /// All of the answer was given to the client's connection.
+    pub(crate) fn finish(&mut self) {
+        self.is_over = true;
+    }
+}
+
+fn head(status: u16, headers: Vec<Header>, body: Content) -> Response<Content> {
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+    *response.headers_mut() = headers::to_map(headers);
+    response
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        if !self.is_over {
+            let path = self.route.path();
+            let during = self.during.as_str();
+            self.dispatch.client_gone(shared.clock.now());
+            self.status = 499;
+            shared.stats.client_gone(self.during);
+            if self.link.is_stalled() {
+                shared.log.warn(format!(
+                    "{path}: the client took nothing for too long while {during}; let go"
+                ));
+            } else {
+                shared
+                    .log
+                    .info(|| format!("{path}: the client left while {during}"));
+            }
+        }
+        shared.stats.answered(self.route, self.status);
+        if shared.stats.left() {
+            shared.idle.notify_one();
+        }
+    }
+}
+
+/// Wakes whoever waits in line.
+struct Granted(Notify);
+
+impl Wake for Granted {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_one();
+    }
+}

@@ -1,0 +1,257 @@
+//! One exchange with a worker: connect or reuse, send, read the head, then the body piece by piece.
+//!
+//! Promises: dropping it aborts the request to the worker; a kept connection that its worker closed in the same moment
+//! is no failure of the worker: the request goes out once more, on a new connection.
+//! Leaves to others: what to send and what a failure means (`Dispatch`), how long to wait for a piece (`driver`, `relay`).
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::header::{HOST, HeaderMap, HeaderValue};
+use http::{Method, Request, Response, Uri};
+use hyper::body::{Body, Incoming};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::headers;
+use super::outgoing::Whole;
+use super::pool::Conn;
+use super::shared::Shared;
+use crate::dispatch::{Failure, TimeoutKind, Upstream};
+
+/// The largest head of an answer, in bytes.
+const HEAD_LIMIT_BYTES: usize = 64 << 10;
+
+/// What went wrong, and what it looked like.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) failure: Failure,
+    pub(crate) detail: String,
+}
+
+impl Broken {
+    fn new(failure: Failure, detail: &dyn fmt::Display) -> Self {
+        Self {
+            failure,
+            detail: detail.to_string(),
+        }
+    }
+
+    pub(crate) fn late(kind: TimeoutKind) -> Self {
+        Self::new(Failure::Timeout(kind), &"")
+    }
+}
+
+impl From<hyper::Error> for Broken {
+    fn from(error: hyper::Error) -> Self {
+        let failure = if error.is_parse() {
+            Failure::Protocol
+        } else {
+            Failure::Reset
+        };
+        let cause = error.source().map(|cause| format!(": {cause}"));
+        Self::new(
+            failure,
+            &format_args!("{error}{}", cause.unwrap_or_default()),
+        )
+    }
+}
+
+/// An answer whose head is here.
+pub(crate) struct Exchange {
+    shared: Arc<Shared>,
+    /// `None` once the answer is complete.
+    conn: Option<Conn>,
+    /// The connection has ended; what it had read is still in `body`.
+    is_closed: bool,
+    body: Incoming,
+}
+
+/// Sends `upstream`; the answer once its head is here.
+pub(crate) async fn post(
+    shared: &Arc<Shared>,
+    upstream: &Upstream,
+) -> Result<(u16, HeaderMap, Exchange), Broken> {
+    let (authority, path) = split(&upstream.url)?;
+    if let Some(conn) = shared.pool.take(authority) {
+        match send(shared, conn, upstream, path).await {
+            Err(broken) if broken.failure == Failure::Reset => {}
+            answered => return answered,
+        }
+    }
+    let conn = connect(authority, upstream).await?;
+    send(shared, conn, upstream, path).await
+}
+
+async fn connect(authority: &str, upstream: &Upstream) -> Result<Conn, Broken> {
+    let has_port = authority.rfind(':') > authority.rfind(']');
+    let connecting = async {
+        if has_port {
+            TcpStream::connect(authority).await
+        } else {
+            TcpStream::connect((authority.trim_matches(['[', ']']), 80)).await
+        }
+    };
+    let stream = match timeout(upstream.connect_timeout, connecting).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            return Err(Broken::new(Failure::Connect, &error));
+        }
+        Ok(Err(error)) => return Err(Broken::new(Failure::Unreachable, &error)),
+        Err(_) => return Err(Broken::late(TimeoutKind::Connect)),
+    };
+    stream
+        .set_nodelay(true)
+        .map_err(|error| Broken::new(Failure::Unreachable, &error))?;
+    let (sender, driver) = http1::Builder::new()
+        .max_header_size(HEAD_LIMIT_BYTES)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    Ok(Conn::new(Arc::from(authority), sender, driver))
+}
+
+async fn send(
+    shared: &Arc<Shared>,
+    mut conn: Conn,
+    upstream: &Upstream,
+    path: &str,
+) -> Result<(u16, HeaderMap, Exchange), Broken> {
+    let request = request(&conn.authority, upstream, path)?;
+    let (response, is_closed) = exchange(&mut conn, request).await?;
+    let (head, body) = response.into_parts();
+    let exchange = Exchange {
+        shared: Arc::clone(shared),
+        conn: Some(conn),
+        is_closed,
+        body,
+    };
+    Ok((head.status.as_u16(), head.headers, exchange))
+}
+
+/// Drives the connection until the head of the answer is here; whether the connection has ended by then.
+async fn exchange(
+    conn: &mut Conn,
+    request: Request<Whole>,
+) -> Result<(Response<Incoming>, bool), hyper::Error> {
+    let mut answer = pin!(conn.sender.send_request(request));
+    let driver = &mut conn.driver;
+    let mut is_closed = false;
+    std::future::poll_fn(move |context| {
+        // Its own error reaches `answer`.
+        is_closed = is_closed || driver.as_mut().poll(context).is_ready();
+        answer
+            .as_mut()
+            .poll(context)
+            .map_ok(|response| (response, is_closed))
+    })
+    .await
+}
+
+fn request(authority: &str, upstream: &Upstream, path: &str) -> Result<Request<Whole>, Broken> {
+    let invalid =
+        |what: &str| Broken::new(Failure::Unreachable, &format_args!("{what} is not valid"));
+    let mut request = Request::new(Whole::new(upstream.body.clone()));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = Uri::try_from(path).map_err(|_| invalid("the path of its URL"))?;
+    let host = HeaderValue::from_str(authority).map_err(|_| invalid("the host of its URL"))?;
+    let mut map = headers::to_map(upstream.headers.clone());
+    map.insert(HOST, host);
+    *request.headers_mut() = map;
+    Ok(request)
+}
+
+/// Authority and path of a worker's URL.
+fn split(url: &str) -> Result<(&str, &str), Broken> {
+    let Some(rest) = url.strip_prefix("http://") else {
+        return Err(Broken::new(
+            Failure::Unreachable,
+            &"the native door speaks plain http to workers",
+        ));
+    };
+    let path = rest.find('/').unwrap_or(rest.len());
+    Ok(rest.split_at(path))
+}
+
+impl Exchange {
+    /// The next piece of the body; `None` at its end, when the connection is kept for the next exchange.
+    pub(crate) fn poll_piece(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, Broken>> {
+        // The connection reads only what somebody asked for, and asking happens in `poll_frame`: hence twice.
+        for _ in 0..2 {
+            if let (false, Some(conn)) = (self.is_closed, &mut self.conn) {
+                self.is_closed = conn.driver.as_mut().poll(context).is_ready();
+            }
+            match Pin::new(&mut self.body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(bytes) => return Poll::Ready(Ok(Some(bytes))),
+                    // Trailers are of one hop.
+                    Err(_) => context.waker().wake_by_ref(),
+                },
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
+                Poll::Ready(None) => {
+                    if let Some(conn) = self.conn.take().filter(|_| !self.is_closed) {
+                        self.shared.pool.keep(conn);
+                    }
+                    return Poll::Ready(Ok(None));
+                }
+                Poll::Pending => {}
+            }
+        }
+        Poll::Pending
+    }
+
+    /// The rest of the body, at most `limit` bytes.
+    pub(crate) async fn read_whole(mut self, limit: usize) -> Result<Bytes, Broken> {
+        let mut next = async |size: usize| {
+            let piece = std::future::poll_fn(|context| self.poll_piece(context)).await?;
+            match piece {
+                Some(bytes) if size + bytes.len() > limit => Err(Broken::new(
+                    Failure::TooLarge,
+                    &format_args!("above {limit} bytes"),
+                )),
+                piece => Ok(piece),
+            }
+        };
+        let Some(first) = next(0).await? else {
+            return Ok(Bytes::new());
+        };
+        let Some(second) = next(first.len()).await? else {
+            return Ok(first);
+        };
+        let mut whole = BytesMut::with_capacity((first.len() + second.len()) * 2);
+        whole.extend_from_slice(&first);
+        whole.extend_from_slice(&second);
+        while let Some(piece) = next(whole.len()).await? {
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole.freeze())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_cut_into_authority_and_path() {
+        assert_eq!(split("http://d0:8000/v1/x").unwrap(), ("d0:8000", "/v1/x"));
+        assert_eq!(
+            split("http://[::1]:8000/a/b").unwrap(),
+            ("[::1]:8000", "/a/b")
+        );
+        assert_eq!(split("http://d0").unwrap(), ("d0", ""));
+        assert_eq!(
+            split("https://d0/").unwrap_err().failure,
+            Failure::Unreachable
+        );
+    }
+}

@@ -1,0 +1,99 @@
+//! Headers as hyper has them and as `Dispatch` has them.
+
+use bytes::BytesMut;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::dispatch::Header;
+
+/// Names in lower case and values, cut from one buffer.
+pub(crate) fn from_map(map: &HeaderMap) -> Vec<Header> {
+    let size = map
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len())
+        .sum();
+    let mut buffer = BytesMut::with_capacity(size);
+    for (name, value) in map {
+        buffer.extend_from_slice(name.as_str().as_bytes());
+        buffer.extend_from_slice(value.as_bytes());
+    }
+    let buffer = buffer.freeze();
+    let mut at = 0;
+    let mut cut = |len: usize| {
+        at += len;
+        buffer.slice(at - len..at)
+    };
+    map.iter()
+        .map(|(name, value)| (cut(name.as_str().len()), cut(value.len())))
+        .collect()
+}
+
+/// The map of `headers`; what HTTP forbids is left out.
+pub(crate) fn to_map(headers: Vec<Header>) -> HeaderMap {
+    let mut map = HeaderMap::with_capacity(headers.len() + 2);
+    for (name, value) in headers {
+        if let (Ok(name), Ok(value)) = (
+            HeaderName::from_bytes(&name),
+            HeaderValue::from_maybe_shared(value),
+        ) {
+            map.append(name, value);
+        }
+    }
+    map
+}
+
+/// Removes what concerns one connection only.
+pub(crate) fn strip_hop(map: &mut HeaderMap) {
+    let named: Vec<HeaderName> = map
+        .get_all(http::header::CONNECTION)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|&byte| byte == b','))
+        .filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok())
+        .collect();
+    for name in named {
+        map.remove(name);
+    }
+    for name in [
+        "connection",
+        "expect",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ] {
+        map.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_survive_the_way_there_and_back() {
+        let mut map = HeaderMap::new();
+        map.append("x-a", HeaderValue::from_static("1"));
+        map.append("x-b", HeaderValue::from_bytes(b"\xff\xfe").unwrap());
+        map.append("x-a", HeaderValue::from_static(""));
+        let list = from_map(&map);
+        assert_eq!(list.len(), 3);
+        assert_eq!(to_map(list), map);
+    }
+
+    #[test]
+    fn what_connection_names_stays_on_its_hop() {
+        let mut map = HeaderMap::new();
+        map.append("connection", HeaderValue::from_static("close, X-Secret"));
+        map.append("x-secret", HeaderValue::from_static("1"));
+        map.append("transfer-encoding", HeaderValue::from_static("chunked"));
+        map.append("x-kept", HeaderValue::from_static("1"));
+        strip_hop(&mut map);
+        assert_eq!(
+            map.keys().map(HeaderName::as_str).collect::<Vec<_>>(),
+            ["x-kept"]
+        );
+    }
+}
