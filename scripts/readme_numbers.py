@@ -16,7 +16,7 @@ def result(name: str) -> dict[str, Any]:
 
 
 def numbers() -> str:
-    """The table: what was measured, here and beside it, and the file and command it comes from."""
+    """The table: what was measured, here and beside it, and the file it comes from."""
     turns, scale = result("turns.json"), result("scale.json")
     python, dispatch = result("python-turn.json"), result("python-dispatch.json")
 
@@ -31,40 +31,38 @@ def numbers() -> str:
             turn_ns("router"),
             f"`Mutex<HashMap>` {turn_ns('mutex_hashmap')}, sharded map {turn_ns('sharded_map')}; neither has a line, events or a sweep",
             "turns.json",
-            turns,
         ),
         (
             "the same from Python",
             f"{one['router_with']['median_ns']:.0f} ns",
             f"a dict and a lock in Python {one['naive_dict_and_lock']['median_ns']:.0f} ns",
             "python-turn.json",
-            python,
         ),
         (
             f"{scale['conversations']:,} live conversations, resident memory",
             f"{scale['memory']['resident_mb']:.0f} MB",
             "–",
             "scale.json",
-            scale,
         ),
         (
             "`begin` while a million idle conversations are swept (p50, p99)",
             f"{during['p50']} ns, {during['p99']} ns",
             f"before the sweep {scale['begin_ns_before_the_sweep']['p50']} ns, {scale['begin_ns_before_the_sweep']['p99']} ns",
             "scale.json",
-            scale,
         ),
         (
             f"a {body['body_bytes'] // 1024} KB request, from its bytes to the decoder's (median)",
             f"{body['dispatcher']['median_us']:.0f} µs",
             f"`json.loads` and `json.dumps` {body['json_loads_and_dumps']['median_us']:.0f} µs",
             "python-dispatch.json",
-            dispatch,
         ),
     ]
-    lines = ["| what | ConServe | beside it, same run | result, command |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| what | ConServe | beside it, same run | result with its command |",
+        "| --- | --- | --- | --- |",
+    ]
     lines += [
-        f"| {what} | {ours} | {others} | [{name}](bench/results/{name}), `{source['command']}` |"
-        for what, ours, others, name, source in rows
+        f"| {what} | {ours} | {others} | [{name}](bench/results/{name}) |"
+        for what, ours, others, name in rows
     ]
     return "\n".join(lines)

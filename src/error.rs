@@ -45,7 +45,9 @@ pub enum Rejected {
     #[error("every decoder is draining")]
     Draining,
     /// There is no decoder that could take a conversation.
-    #[error("no decoder is ready")]
+    #[error(
+        "no decoder is ready: none has joined, or each is lost, doubted or without a known KV capacity"
+    )]
     NoWorkers,
     /// The conversation was closed while the turn waited.
     #[error("the conversation was closed while the turn waited")]

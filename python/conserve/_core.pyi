@@ -609,7 +609,10 @@ class Dispatch:
     def failed(self, kind: _Failure, /) -> _Action: ...
     @property
     def conversation(self) -> str | None:
-        """The key of the conversation, once `start` has read the request."""
+        """The key of the conversation as its caller is told it, once `start` has read the request."""
+    @property
+    def reason(self) -> str | None:
+        """Why the turn runs where it runs, once its answer has begun."""
     @property
     def over(self) -> bool:
         """Whether nothing will follow."""
@@ -769,11 +772,14 @@ class NativeDoor:
         """Bytes of streams taken from workers."""
     def lines(
         self, timeout_s: float, /
-    ) -> list[tuple[Literal["info", "warning"], str] | tuple[str, int, _Headers, bytes | None]] | None:
+    ) -> (
+        list[tuple[Literal["info", "warning"], str] | tuple[str, int, _Headers, bytes | None, str | None]]
+        | None
+    ):
         """The next lines for the log, maybe none within `timeout_s`; None once stopped and all were given.
 
-        A line is (level, text), or (path, status, headers, body) for a turn that was answered, where the body is None for
-        a stream. Blocks, without the GIL; for one thread at a time.
+        A line is (level, text), or (path, status, headers, body, reason) for a turn that was answered, where the body is
+        None for a stream and the reason is `Dispatch.reason`. Blocks, without the GIL; for one thread at a time.
         """
 
 _Action: TypeAlias = Wait | Call | Stream | Relay | Collect | Reply | Finish

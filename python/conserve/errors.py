@@ -130,7 +130,7 @@ class Draining(Rejected):
 
 
 class NoWorkers(Rejected):
-    """No decoder is ready: none has joined, or all were lost. Worth trying again, because a worker may join."""
+    """No decoder is ready: none has joined, all were lost, or none has told its KV capacity. Worth trying again later."""
 
     code = "no_workers"
     status = 503

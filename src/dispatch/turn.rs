@@ -22,7 +22,7 @@ use super::headers::Header;
 use super::peek::{Endpoint, Peek};
 use super::refusal::Refusal;
 use super::sse;
-use crate::event::FailReason;
+use crate::event::{FailReason, Reason};
 use crate::fleet::WorkerRef;
 use crate::identity::{ConversationKey, TenantKey};
 use crate::router::{Ticket, Turn};
@@ -40,6 +40,8 @@ pub struct Dispatch {
     again: u32,
     /// A decoder that failed this request.
     doubted: Option<WorkerId>,
+    /// Why the turn that is answered runs where it runs.
+    reason: Option<Reason>,
     state: State,
 }
 
@@ -118,6 +120,7 @@ impl Dispatch {
             request: None,
             again: 0,
             doubted: None,
+            reason: None,
             state: State::Opened,
         }
     }
@@ -234,6 +237,12 @@ impl Dispatch {
     #[must_use]
     pub fn handle(&self) -> Option<ConversationKey> {
         self.request.as_ref().map(Request::handle)
+    }
+
+    /// Why the turn runs where it runs, once a worker's answer to it goes to the client.
+    #[must_use]
+    pub const fn reason(&self) -> Option<Reason> {
+        self.reason
     }
 
     /// Whether the request is over: nothing will follow.

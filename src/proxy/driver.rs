@@ -227,17 +227,25 @@ impl Drive {
             exchange,
         } = begun;
         self.status = status;
-        self.shared
-            .log
-            .answered(self.route.path(), status, &headers, None);
+        self.shared.log.answered(
+            self.route.path(),
+            status,
+            &headers,
+            None,
+            self.dispatch.reason(),
+        );
         let relay = Relay::new(self, upstream, exchange);
         head(status, headers, Content::Relay(Box::new(relay)))
     }
 
     fn reply(mut self, status: u16, headers: Vec<Header>, body: Bytes) -> Response<Content> {
-        self.shared
-            .log
-            .answered(self.route.path(), status, &headers, Some(&body));
+        self.shared.log.answered(
+            self.route.path(),
+            status,
+            &headers,
+            Some(&body),
+            self.dispatch.reason(),
+        );
         self.status = status;
         self.is_over = true;
         head(status, headers, Content::whole(body))

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::dispatch::Header;
+use crate::event::Reason;
 
 /// Lines that wait at most; what comes above is counted and dropped.
 const CAPACITY: usize = 4_096;
@@ -38,6 +39,8 @@ pub enum Line {
         headers: Vec<Header>,
         /// The body of an error.
         body: Option<Bytes>,
+        /// Why the turn ran where it ran.
+        reason: Option<Reason>,
     },
     /// A text.
     Text(Level, String),
@@ -78,6 +81,7 @@ impl Log {
         status: u16,
         headers: &[Header],
         body: Option<&Bytes>,
+        reason: Option<Reason>,
     ) {
         let is_wanted = status >= 500
             || self.verbose
@@ -91,6 +95,7 @@ impl Log {
                 status,
                 headers: headers.to_vec(),
                 body: body.filter(|body| body.len() <= BODY_LIMIT_BYTES).cloned(),
+                reason,
             });
         }
     }
@@ -155,10 +160,10 @@ mod tests {
     #[test]
     fn a_pinned_turn_says_nothing_and_a_first_one_does() {
         let log = Log::new(true);
-        log.answered("/", 200, &route("pinned"), None);
+        log.answered("/", 200, &route("pinned"), None, None);
         assert!(log.wait(NOW).unwrap().is_empty());
-        log.answered("/", 200, &route("first"), None);
-        log.answered("/", 404, &[], None);
+        log.answered("/", 200, &route("first"), None, None);
+        log.answered("/", 404, &[], None, None);
         assert_eq!(log.wait(NOW).unwrap().len(), 2);
     }
 
@@ -166,8 +171,8 @@ mod tests {
     fn a_quiet_log_keeps_warnings_only() {
         let log = Log::new(false);
         log.info(|| unreachable!("nobody wants it"));
-        log.answered("/", 404, &[], None);
-        log.answered("/", 502, &[], None);
+        log.answered("/", 404, &[], None, None);
+        log.answered("/", 502, &[], None, None);
         log.warn("w".to_owned());
         assert_eq!(log.wait(NOW).unwrap().len(), 2);
     }

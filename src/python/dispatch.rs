@@ -176,11 +176,19 @@ impl PyDispatch {
         self.enter(py, 0, Dispatch::client_gone)
     }
 
-    /// The key of the conversation, once `start` has read the request.
+    /// The key of the conversation as its caller is told it, once `start` has read the request.
     #[getter]
     fn conversation(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.enter(py, 0, |dispatch, _| {
             dispatch.handle().map(|key| key.to_string())
+        })
+    }
+
+    /// Why the turn runs where it runs, once its answer has begun.
+    #[getter]
+    fn reason(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.enter(py, 0, |dispatch, _| {
+            dispatch.reason().map(|reason| reason.to_string())
         })
     }
 

@@ -158,9 +158,13 @@ fn to_python(py: Python<'_>, line: Line) -> PyResult<Bound<'_, PyAny>> {
             status,
             headers,
             body,
+            reason,
         } => {
             let headers: Bound<'_, PyList> = headers_to_python(py, &headers)?;
-            Ok((path, status, headers, body).into_pyobject(py)?.into_any())
+            let reason = reason.map(|reason| reason.to_string());
+            Ok((path, status, headers, body, reason)
+                .into_pyobject(py)?
+                .into_any())
         }
         Line::Text(level, text) => {
             let level = match level {

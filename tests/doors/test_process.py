@@ -61,6 +61,10 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGESIZE")
 
 
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_slow_reader_of_a_large_stream_costs_little_memory(tmp_path: Path, door: str) -> None:
@@ -89,6 +93,27 @@ async def test_a_slow_reader_of_a_large_stream_costs_little_memory(tmp_path: Pat
             )
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_the_connection_of_a_client_that_takes_nothing_is_closed(tmp_path: Path, stream: bool) -> None:
+    options = ("--client-stall-timeout-s", "0.2", "--log-level", "error")
+    async with (
+        MockWorker(role="both", remember=False) as mock,
+        serving(tmp_path, "--both", mock.url, *options) as (url, process),
+    ):
+        before = open_files(process.pid)
+        mock.arm(Fault(leg="decode", tokens=1_000, token_bytes=20_000))
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(8):
+                raw = await stack.enter_async_context(connect(url, receive_buffer_bytes=65_536))
+                await raw.send(request(CHAT, json.dumps(chat_body("hi", stream=stream)).encode()))
+                assert (await raw.head())[0] == 200
+            async with asyncio.timeout(20):
+                # Real time: nobody else tells when a connection was closed. Those to the worker are kept for a while.
+                while open_files(process.pid) > before + 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("door", DOORS)
 async def test_sigterm_lets_a_stream_finish_then_ends_with_success(tmp_path: Path, door: str) -> None:
     command = ("--door", door, "--both")
@@ -99,6 +124,22 @@ async def test_sigterm_lets_a_stream_finish_then_ends_with_success(tmp_path: Pat
                 process.send_signal(signal.SIGTERM)
                 content = await answer.read()
         assert content.endswith(b"data: [DONE]\n\n")
+        async with asyncio.timeout(10):
+            assert await process.wait() in (0, -signal.SIGTERM)
+
+
+async def test_a_second_signal_ends_streams_with_an_error_event(tmp_path: Path) -> None:
+    async with MockWorker(role="both") as mock, serving(tmp_path, "--both", mock.url) as (url, process):
+        mock.arm(Fault(interval_s=0.02, tokens=10_000))
+        async with aiohttp.ClientSession() as http:
+            async with http.post(f"{url}{CHAT}", json=chat_body("hi", stream=True)) as answer:
+                process.send_signal(signal.SIGTERM)
+                while (await http.get(f"{url}/readyz")).status != 503:  # noqa: ASYNC110 - asked over HTTP
+                    await asyncio.sleep(0.01)
+                process.send_signal(signal.SIGTERM)
+                content = await answer.read()
+        last = content.decode().strip().split("\n\n")[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
         async with asyncio.timeout(10):
             assert await process.wait() in (0, -signal.SIGTERM)
 

@@ -95,6 +95,17 @@ async def test_blocks_of_another_size_are_warned_of_once(
         assert "block_size=32" in said[0]
 
 
+async def test_a_placement_is_logged_with_the_numbers_compared(
+    cluster: StartCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="conserve")
+    async with cluster(decoders=2) as c:
+        await c.chat("hi", conversation="a")
+    said = [record.getMessage() for record in caplog.records if "turn 1, first" in record.getMessage()]
+    assert len(said) == 1
+    assert "blocks free, most of 2" in said[0]
+
+
 async def test_secrets_and_prompts_are_not_logged(
     cluster: StartCluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,6 +76,7 @@ def test_first_turn_goes_over_both_workers(make_router: MakeRouter) -> None:
         case other:
             pytest.fail(f"not relayed: {other!r}")
     assert dispatch.conversation is not None
+    assert "blocks free, most of" in (dispatch.reason or ""), "why there, with the numbers"
     piece = b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n'
     assert dispatch.chunk(piece) is piece, "what passes unchanged is not copied"
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":7,"total_tokens":17}}\n\n'

@@ -26,11 +26,17 @@ def main() -> int:
         from conserve_workers.tiny.server.serve import serve
 
         asyncio.run(serve(options, started_s=started_s))
+    except ModuleNotFoundError as missing:
+        return _failed(f"the engine needs {missing.name}: pip install 'conserve-router[engine]'")
     except (StartError, OSError, ImportError) as error:
-        sys.stdout.write(json.dumps({"event": "failed", "error": str(error)}) + "\n")
-        sys.stderr.write(f"conserve tiny: {error}\n")
-        return 1
+        return _failed(str(error))
     return 0
+
+
+def _failed(why: str) -> int:
+    sys.stdout.write(json.dumps({"event": "failed", "error": why}) + "\n")
+    sys.stderr.write(f"conserve tiny: {why}\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -12,6 +12,17 @@ from conserve_workers.tiny.options import Options
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return (
+            action.help
+            if action.default is None or action.default is False
+            else super()._get_help_string(action)
+        )
+
+
 def parse_args(argv: Sequence[str] | None = None) -> Options:
     """Read the command line.
 
@@ -21,7 +32,9 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     """
     default = Options()
     parser = argparse.ArgumentParser(
-        prog="python -m conserve_workers.tiny", description="A small real LLM engine with KV handoff."
+        prog="python -m conserve_workers.tiny",
+        description="A small real LLM engine with KV handoff.",
+        formatter_class=_Help,
     )
     add = parser.add_argument
     add("--model", default=default.model, help="'smollm2', 'random', or a local Hugging Face folder")
@@ -31,7 +44,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
         default=default.role,
         help="what the router uses it for; every role serves every request",
     )
-    add("--host", default=default.host)
+    add("--host", default=default.host, help="address to listen on")
     add("--port", type=int, default=default.port, help="0: the system chooses; see the ready line")
     add("--kv-blocks", type=int, default=default.kv_blocks, help="KV blocks, one of them the null block")
     add("--block-size", type=int, default=default.block_size, help="tokens in a block")
@@ -50,7 +63,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
         default=default.lease_s,
         help="seconds for which a prompt is kept for another worker",
     )
-    add("--device", choices=("cpu", "cuda"), default=default.device)
+    add("--device", choices=("cpu", "cuda"), default=default.device, help="where the model runs")
     add("--served-model-name", help="name that clients use; default: the value of --model")
     add("--handoff-host", help="host at which other workers reach this one; default: --host")
     add("--handoff-port", type=int, default=default.handoff_port, help="0: the system chooses")
@@ -61,11 +74,16 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
         default=default.kv_load_failure_policy,
         help="when a handoff fails: answer 500, or compute the prompt here",
     )
-    add("--max-body-bytes", type=int, default=default.max_body_bytes)
+    add("--max-body-bytes", type=int, default=default.max_body_bytes, help="largest request body")
     add("--drain-s", type=float, default=default.drain_s, help="seconds for requests under way after SIGTERM")
     add("--ready-file", help="file that receives the ready line")
     add("--idle-exit-with-parent", action="store_true", help="exit when the parent process ends")
-    add("--log-level", choices=("debug", "info", "warning", "error"), default=default.log_level)
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default=default.log_level,
+        help="what the log holds",
+    )
     options = Options(**vars(parser.parse_args(argv)))
     _check(options)
     return options

@@ -1,4 +1,4 @@
-"""Run a whole cluster on this machine, with agents at work and a report."""
+"""Run a whole cluster on this machine, with a report."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
 from pydantic import SecretStr
@@ -33,11 +33,13 @@ def _run(*, log_level: str, ready_file: Path | None, **given: object) -> None:
     CONSERVE_WORKER_KEY, CONSERVE_CONTROL_KEY and CONSERVE_SECRET only there.
     """
     if log_level not in _LEVELS:
-        _end(f"log-level: takes one of {', '.join(_LEVELS)}, not {log_level!r}")
+        _end(f"--log-level: takes one of {', '.join(_LEVELS)}, not {log_level!r}")
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if ready_file is not None and not ready_file.absolute().parent.is_dir():
+        _end(f"--ready-file {ready_file}: there is no folder {ready_file.absolute().parent}")
     try:
         settings = Settings(**{key: value for key, value in given.items() if value not in (None, [])})
         if not settings.decoders and not settings.both:
@@ -75,7 +77,9 @@ def _options() -> dict[str, Any]:
             ]
         else:
             default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
-            metavar = "FLOAT" if float in kinds else "INTEGER" if int in kinds else "TEXT"
+            metavar = "<float>" if float in kinds else "<int>" if int in kinds else "<str>"
+            if get_origin(field.annotation) is Literal:
+                metavar = f"[{'|'.join(get_args(field.annotation))}]"
             option = typer.Option(
                 f"--{name.replace('_', '-')}",
                 help=f"{text} [default: {default}]",

@@ -66,7 +66,7 @@ class Progress:
         self.console.print(
             f"    {agent.label} turn {turn.number}{tool}: {turn.answer.prompt_tokens:,} prompt tokens, "
             f"{turn.answer.cached_tokens:,} in place, first token {turn.answer.ttft_s:.2f} s, "
-            f"{turn.answer.output_tokens} answered in {turn.answer.elapsed_s:.2f} s",
+            f"answer of {turn.answer.output_tokens} in {turn.answer.elapsed_s:.2f} s",
             highlight=False,
             markup=False,
             soft_wrap=True,

@@ -27,8 +27,8 @@ def is_told(level: int) -> bool:
     return logger.isEnabledFor(level)
 
 
-def say(path: str, status: int, headers: Headers, body: bytes | None) -> None:
-    """Log how a turn was answered; `body` is None for a stream."""
+def say(path: str, status: int, headers: Headers, body: bytes | None, reason: str | None = None) -> None:
+    """Log how a turn was answered; `body` is None for a stream, `reason` says why it ran there."""
     level = logging.WARNING if status >= 500 else logging.INFO
     if not logger.isEnabledFor(level):
         return
@@ -41,12 +41,13 @@ def say(path: str, status: int, headers: Headers, body: bytes | None) -> None:
     if route is not None and route != "pinned":
         prefiller = told.get(b"x-conserve-prefiller")
         logger.info(
-            "conversation %s: turn %s, %s: decoder %s, %s; request %s",
+            "conversation %s: turn %s, %s: decoder %s, %s (%s); request %s",
             told.get(b"x-conserve-conversation", "-"),
             told.get(b"x-conserve-turn", "-"),
             route,
             told.get(b"x-conserve-decoder", "-"),
             "no handoff" if prefiller is None else f"handed over from {prefiller}",
+            reason or "why is unknown",
             request,
         )
 

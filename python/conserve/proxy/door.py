@@ -68,12 +68,15 @@ class Door:
         self._upstreams = Upstreams()
         self._clock = asyncio.create_task(self._tick(), name="conserve-tick")
         await self.watch.start(self._upstreams)
+        if all(each.role == "prefiller" for each in self.watch.workers):
+            logger.warning(
+                "no decoder is set: give Settings(decoders=...) or CONSERVE_DECODERS; every turn will get 503"
+            )
 
     async def close(self) -> None:
         """End what is still under way and close everything."""
         self.draining = True
-        for drive in list(self.drives):
-            drive.shut_down()
+        self.cut_short()
         await self.finished(timeout_s=1.0)
         await self.watch.stop()
         if self._clock is not None:
@@ -122,10 +125,15 @@ class Door:
             self.settings.shutdown_timeout_s,
         )
         if not await self.finished(timeout_s=self.settings.shutdown_timeout_s):
-            logger.warning("ending %d requests that did not finish in time", len(self.drives))
-            for drive in list(self.drives):
-                drive.shut_down()
+            self.cut_short()
             await self.finished(timeout_s=1.0)
+
+    def cut_short(self) -> None:
+        """End what is under way now, each request with an error for its client."""
+        if self.drives:
+            logger.warning("ending %d requests that did not finish in time", len(self.drives))
+        for drive in list(self.drives):
+            drive.shut_down()
 
     def ready(self) -> str | None:
         """None while turns can be served, else why not."""

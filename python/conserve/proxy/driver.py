@@ -164,7 +164,7 @@ class Drive:
         send, dispatch, content = self._send, self._dispatch, response.content
         watchdog = self._watchdog = Watchdog(self._loop, self._interrupt_for_time)
         stall_s = self._door.settings.client_stall_timeout_s
-        say(self._route, relay.status, relay.headers, None)
+        say(self._route, relay.status, relay.headers, None, dispatch.reason)
         await self._head(relay.status, relay.headers)
         limit_s = upstream.first_byte_timeout_s
         relayed = 0
@@ -242,7 +242,7 @@ class Drive:
     async def _reply(self, status: int, headers: Headers, body: bytes) -> None:
         if not any(name == b"content-length" for name, _ in headers):
             headers = [*headers, (b"content-length", b"%d" % len(body))]
-        say(self._route, status, headers, body)
+        say(self._route, status, headers, body, self._dispatch.reason)
         await self._head(status, headers)
         await self._finish(body)
 

@@ -1,6 +1,7 @@
 """How the door reads HTTP: uvicorn's protocol, with bounds on a request's head and no way out of HTTP/1.1.
 
-Promises: a head is complete within a size and a time, or its connection ends; a request that offers an upgrade (Java's
+Promises: a head is complete within a size and a time, or its connection ends; so does the connection of a client that
+takes nothing of what is written, whatever was decided about its request; a request that offers an upgrade (Java's
 client offers HTTP/2 by itself) is served as if it had not; what is not HTTP is answered with an error object.
 Leaves to others: bodies (`body`), everything behind the head (uvicorn).
 """
@@ -22,13 +23,16 @@ logger = logging.getLogger(__name__)
 
 # As much as workers take: aiohttp and uvicorn's h11 stop at 64 KiB too.
 _HEAD_LIMIT_BYTES: Final = 64 * 1024
+# The driver, which lets go of the worker and says why, comes first.
+_STALL_GRACE_S: Final = 0.5
 _OF_UPGRADES: Final = (b"upgrade", b"http2-settings")
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Made by `bounded`, which says how long a head may take."""
+    """One connection. Made by `bounded`, which says how long its client may take."""
 
     head_timeout_s: ClassVar[float] = 60.0
+    stall_timeout_s: ClassVar[float] = 120.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected; its first head is due."""
@@ -36,6 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._offers_upgrade = False
         self._has_begun = False
         self._expect_head()
@@ -43,7 +48,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         self._stop_timer()
+        self._client_reads()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read."""
+        super().pause_writing()
+        # Closing would wait until it has read the rest.
+        after_s = self.stall_timeout_s + _STALL_GRACE_S
+        self._stall_timer = self.loop.call_later(after_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._client_reads()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Read on."""
@@ -128,6 +146,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def _client_reads(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
     def _is_answering(self) -> bool:
         return self._has_begun and not self.cycle.response_complete
 
@@ -143,6 +166,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(*, head_timeout_s: float) -> type[BoundedProtocol]:
+def bounded(*, head_timeout_s: float, stall_timeout_s: float) -> type[BoundedProtocol]:
     """The protocol for `uvicorn.Config(http=...)`."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"head_timeout_s": head_timeout_s})
+    limits = {"head_timeout_s": head_timeout_s, "stall_timeout_s": stall_timeout_s}
+    return type("BoundedProtocol", (BoundedProtocol,), limits)

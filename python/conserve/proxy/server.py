@@ -61,7 +61,10 @@ class AppServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 uds=path,
-                http=bounded(head_timeout_s=self.door.settings.body_timeout_s),
+                http=bounded(
+                    head_timeout_s=self.door.settings.body_timeout_s,
+                    stall_timeout_s=self.door.settings.client_stall_timeout_s,
+                ),
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -97,8 +100,10 @@ class AppServer(uvicorn.Server):
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Stop signal: drain; a second one: stop now."""
+        """Stop signal: drain; a second one: stop now, with an error for whom that cuts short."""
         if self._draining is not None or not self.started:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self.door.cut_short)
             self.should_exit = True
             self.force_exit = sig == signal.SIGINT
             return
@@ -149,7 +154,7 @@ def serve(settings: Settings, *, ready_file: Path | None = None) -> None:
             part.write_text(json.dumps({"event": "ready", "url": url, "port": int(url.rpartition(":")[2])}))
             part.replace(ready_file)
         prefillers, decoders, both = len(settings.prefillers), len(settings.decoders), len(settings.both)
-        fleet = f"{prefillers} prefillers, {decoders} decoders" + (f", {both} both" if both else "")
+        fleet = f"prefillers: {prefillers}, decoders: {decoders}" + (f", both: {both}" if both else "")
         sys.stdout.write(f"conserve serves {url}/v1 ({fleet})\n")
         sys.stdout.flush()
 

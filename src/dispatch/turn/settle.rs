@@ -140,9 +140,10 @@ impl Dispatch {
     }
 
     /// The worker's headers and what the router adds to every answer.
-    pub(super) fn answer_headers(&self, turn: &Turn, from_worker: &[Header]) -> Vec<Header> {
-        let request = self.request();
+    pub(super) fn answer_headers(&mut self, turn: &Turn, from_worker: &[Header]) -> Vec<Header> {
         let route = turn.route();
+        self.reason = Some(route.reason);
+        let request = self.request();
         let mut own = vec![
             header("x-conserve-conversation", request.handle().to_string()),
             header("x-conserve-decoder", route.decoder.name.to_string()),

@@ -67,6 +67,7 @@ def test_every_setting_is_an_option_but_the_secret_ones(capsys: pytest.CaptureFi
         (["--decoder", "d0:1"], "http://host:port"),
         (["--decoder", "http://d0:1", "--queue-limit", "many"], "queue_limit"),
         (["--decoder", "http://d0:1", "--log-level", "loud"], "debug, info"),
+        (["--decoder", "http://d0:1", "--ready-file", "/no/such/file"], "there is no folder"),
         (["--decoder", "http://127.0.0.1:1", "--host", "192.0.2.1"], "cannot listen"),
         (["--decoder", "http://d0:1", "--prefiller", "http://d0:1/"], "given twice"),
         (["--decoder", "http://d0:1", "--prefiller", "http://p0:1,kv_blocks=9"], "kv_blocks means nothing"),
