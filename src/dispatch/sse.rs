@@ -19,8 +19,6 @@ const HELD_LIMIT: usize = 1 << 20;
     reason = "independent findings, not states"
 )]
 pub(crate) struct Seen {
-    /// An event that is not an error.
-    pub(crate) event: bool,
     /// A first generated token, be it of reasoning or of a tool call.
     pub(crate) token: bool,
     /// A first token that the user sees.
@@ -152,7 +150,6 @@ impl Reader {
         };
         let seen = &mut self.seen;
         seen.error |= answer.error;
-        seen.event |= !answer.error;
         seen.token |= answer.token;
         seen.content |= answer.content;
         seen.tool_call |= answer.tool_call;

@@ -97,7 +97,7 @@ struct Relaying {
     turn: Turn,
     /// `None`: the stream is encoded and passes unread.
     reader: Option<sse::Reader>,
-    has_kv: bool,
+    /// A generated token has come, so the decoder has the KV.
     has_token: bool,
     /// When the user saw something first.
     effective: Option<Timestamp>,

@@ -113,6 +113,8 @@ fn a_reset_after_done_is_no_failure() {
 fn an_error_event_of_the_worker_passes_and_fails_the_turn() {
     let world = world(1, 1);
     let mut turn = relaying(&world);
+    // vLLM tells the role before it has fetched anything.
+    assert_eq!(turn.chunk(ROLE), ROLE);
     let event = "data: {\"error\":{\"message\":\"kv load failed\",\"code\":500}}\n\n";
     assert_eq!(turn.chunk(event), event);
     assert_eq!(turn.chunk(DONE), DONE);

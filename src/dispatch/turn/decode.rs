@@ -112,7 +112,6 @@ impl Dispatch {
         self.state = State::Relaying(Relaying {
             turn: decoding.turn,
             reader: (!headers::is_encoded(headers)).then(|| sse::Reader::new(hides_usage)),
-            has_kv: false,
             has_token: false,
             effective: None,
         });

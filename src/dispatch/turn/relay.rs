@@ -11,26 +11,23 @@ use crate::units::Timestamp;
 impl Relaying {
     pub(super) fn pass(&mut self, bytes: &Bytes, now: Timestamp) -> Bytes {
         let Some(reader) = &mut self.reader else {
-            self.note(true, true, now);
+            self.note(true, now);
             return bytes.clone();
         };
         let passed = reader.chunk(bytes);
         let seen = reader.seen();
-        self.note(seen.event, seen.token, now);
+        self.note(seen.token, now);
         if seen.content && self.effective.is_none() {
             self.effective = Some(now);
         }
         passed
     }
 
-    fn note(&mut self, event: bool, token: bool, now: Timestamp) {
-        // An engine sends its head before it has pulled the KV; its first event comes after.
-        if event && !self.has_kv {
-            self.has_kv = true;
-            self.turn.handed_over(now);
-        }
+    fn note(&mut self, token: bool, now: Timestamp) {
+        // An engine sends its head, and a chat's role, before it has pulled the KV; its first token comes after.
         if token && !self.has_token {
             self.has_token = true;
+            self.turn.handed_over(now);
             self.turn.first_token(now);
         }
     }
@@ -44,7 +41,7 @@ impl Dispatch {
         };
         let rest = reader.end();
         let seen = reader.seen();
-        relaying.note(seen.event, seen.token, now);
+        relaying.note(seen.token, now);
         if seen.error {
             // The worker told the client itself.
             self.fail(relaying.turn, FailReason::DecoderError, now);
