@@ -77,6 +77,7 @@ def plan(fleet: FleetFile) -> Plan:
                 argv=tuple(command["argv"]),
                 env=command["env"],
                 url=each.url,
+                has_children=each.tier.engine == "vllm",
             ),
             url=each.url,
             tier=each.tier.name,

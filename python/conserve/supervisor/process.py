@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _LEASH = Path(__file__).with_name("leash.py")
 _LINE_LIMIT_BYTES = 1 << 20
 _TAIL_LINES = 15
+_LAST_WORDS_S = 1.0
 
 
 class SupervisorError(RuntimeError):
@@ -40,15 +41,19 @@ class ProcessNotReadyError(SupervisorError):
 class WorkerProcess:
     """A started process. Make one with `WorkerProcess.start`; give it back with `stop` or `kill`."""
 
-    def __init__(self, spec: ProcessSpec, process: asyncio.subprocess.Process, log_path: Path) -> None:
+    def __init__(
+        self, spec: ProcessSpec, process: asyncio.subprocess.Process, exited: asyncio.Event, log_path: Path
+    ) -> None:
         self.spec = spec
         self.log_path = log_path
         self.started_at_s = time.monotonic()
         self._process = process
+        self._exited = exited
         self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         if spec.url is not None:
             self._url.set_result(spec.url.rstrip("/"))
         self._pump = asyncio.create_task(self._copy_output(), name=f"log {spec.name}")
+        self._sweep = asyncio.create_task(self._end_with_leader(), name=f"group of {spec.name}")
 
     @classmethod
     async def start(cls, spec: ProcessSpec, *, log_dir: Path, leash: str | None = None) -> WorkerProcess:
@@ -60,29 +65,32 @@ class WorkerProcess:
         Raises:
             SupervisorError: the log file cannot be written or the interpreter cannot be started.
         """
-        mode = leash or ("exec" if sys.platform == "linux" else "watch")
+        # The kernel's promise to kill a process with its parent does not reach that one's children.
+        mode = leash or ("exec" if sys.platform == "linux" and not spec.has_children else "watch")
         log_path = log_dir / f"{spec.name}.log"
+        loop = asyncio.get_running_loop()
         argv = [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), mode, *spec.argv]
         try:
             log_path.write_bytes(b"")
             with log_path.open(
                 "ab"
             ) as log:  # Appending: the pump writes the standard output to the same file.
-                process = await asyncio.create_subprocess_exec(
+                transport, protocol = await loop.subprocess_exec(
+                    lambda: _Protocol(loop),
                     *argv,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
                     env=spec.environment(os.environ),
                     start_new_session=True,
-                    limit=_LINE_LIMIT_BYTES,
                 )
         except OSError as error:
             raise SupervisorError(f"{spec.name} cannot be started: {error}") from error
+        process = asyncio.subprocess.Process(transport, protocol, loop)
         logger.info(
             "process started name=%s role=%s pid=%d log=%s", spec.name, spec.role, process.pid, log_path
         )
-        return cls(spec, process, log_path)
+        return cls(spec, process, protocol.exited, log_path)
 
     @property
     def name(self) -> str:
@@ -128,10 +136,12 @@ class WorkerProcess:
         return url
 
     async def wait(self) -> int:
-        """Wait until the process has ended and its output is in the log; the exit status."""
-        status = await self._process.wait()
-        await asyncio.shield(self._pump)
-        return status
+        """Wait until the process and what it started have ended and the output is in the log; the exit status."""
+        await self._exited.wait()
+        await asyncio.shield(self._sweep)
+        # What left the group may hold the pipe for ever.
+        await asyncio.wait((self._pump,), timeout=_LAST_WORDS_S)
+        return self._status()
 
     async def stop(self, *, grace_s: float = 5.0) -> int:
         """Ask the process to end (SIGTERM), kill its group after `grace_s`; the exit status."""
@@ -139,21 +149,34 @@ class WorkerProcess:
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
-                await self._process.wait()
+                await self._exited.wait()
         except TimeoutError:
             logger.warning("process killed name=%s: did not end within %g s", self.name, grace_s)
         return await self.kill()
 
     async def kill(self) -> int:
         """End the process and what it started, now; the exit status."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            # The group outlives its leader when the leader left children behind, so this is sent even after the exit.
-            os.killpg(self.pid, signal.SIGKILL)
-        status = await self._process.wait()
+        self._kill_group()
+        await self._exited.wait()
         self._pump.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._pump
-        return status
+        return self._status()
+
+    def _status(self) -> int:
+        if self.returncode is None:
+            raise SupervisorError(f"{self.name} still runs")
+        return self.returncode
+
+    async def _end_with_leader(self) -> None:
+        """When the process ends, end what it left behind: an engine without its server serves nobody and holds the pipe."""
+        await self._exited.wait()
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        # The group outlives its leader when the leader left children behind, so this is sent even after the exit.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process alone; nothing happens when it has ended."""
@@ -202,6 +225,18 @@ class WorkerProcess:
         if not lines:
             return f"; its log is empty: {self.log_path}"
         return f"; the end of {self.log_path}:\n" + "\n".join(f"    {line}" for line in lines)
+
+
+class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
+    """Tells when the process has ended, be its pipes closed or held open by what it had started."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=_LINE_LIMIT_BYTES, loop=loop)
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:

@@ -34,6 +34,7 @@ class ProcessSpec:
     parent's environment. `ready` is given each line of the standard output and answers with the URL on the line
     that says the process serves; where `url` is known beforehand, a healthy answer there is enough and no line is
     needed. `hidden_prefixes` are the beginnings of inherited variables that the process must not see.
+    `has_children`: it starts processes of its own, which must not outlive us either.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ProcessSpec:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     hidden_prefixes: tuple[str, ...] = ()
+    has_children: bool = False
     health_path: str = "/health"
     ready: Callable[[str], str | None] = ready_event
     url: str | None = None

@@ -30,7 +30,7 @@ def main(flags: list[str]) -> None:
     if "--ignore-term" in flags:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "--child" in flags:
-        child = subprocess.Popen(["sleep", "600"])
+        child = subprocess.Popen(["sleep", "600"])  # It holds our standard output, as an engine process does.
         print(f"child {child.pid}", flush=True)
     if "--never-ready" in flags:
         print("loading", flush=True)

@@ -109,6 +109,17 @@ async def test_children_of_a_process_end_with_it(tmp_path: Path) -> None:
     assert is_gone(child)
 
 
+async def test_process_killed_alone_takes_its_children_along(tmp_path: Path) -> None:
+    process = await WorkerProcess.start(spec("p0", "--child"), log_dir=tmp_path)
+    await process.ready(timeout_s=20)
+    child = int(process.log_path.read_text().split("child ")[1].split()[0])
+    process.signal(signal.SIGKILL)
+    assert await asyncio.wait_for(process.wait(), timeout=20) == -signal.SIGKILL, (
+        "the child held the pipe open"
+    )
+    assert is_gone(child)
+
+
 async def test_fleet_starts_all_and_leaves_none(tmp_path: Path) -> None:
     seen: list[str] = []
     async with Fleet(log_dir=tmp_path) as fleet:
@@ -163,8 +174,9 @@ from pathlib import Path
 from conserve.supervisor import ProcessSpec, WorkerProcess
 
 async def main():
-    spec = ProcessSpec(name="d0", role="test", argv=(sys.executable, sys.argv[1]))
-    process = await WorkerProcess.start(spec, log_dir=Path(sys.argv[2]), leash=sys.argv[3])
+    argv = (sys.executable, sys.argv[1], *sys.argv[4:])
+    spec = ProcessSpec(name="d0", role="test", argv=argv, has_children="--child" in argv)
+    process = await WorkerProcess.start(spec, log_dir=Path(sys.argv[2]), leash=sys.argv[3] or None)
     await process.ready(timeout_s=20)
     print(process.pid, flush=True)
     await process.wait()
@@ -183,6 +195,16 @@ def test_parent_killed_with_9_leaves_no_process(tmp_path: Path, leash: str) -> N
         parent.kill()
     assert is_gone(worker), "the worker died with its parent"
     assert is_gone(leader)
+
+
+def test_parent_killed_with_9_leaves_no_grandchild(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", PARENT, STAND_IN, str(tmp_path), "", "--child"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        grandchild = int((tmp_path / "d0.log").read_text().split("child ")[1].split()[0])
+        parent.kill()
+    assert is_gone(grandchild)
 
 
 def test_spec_refuses_a_name_that_cannot_be_a_file() -> None:
