@@ -27,8 +27,11 @@ impl Engine {
 
     /// Makes the booking fit the exact size of the prompt, as far as there is room.
     pub(crate) fn true_up(&self, grant: &mut Grant, prompt: Tokens, now: Timestamp) {
-        grant.prompt = prompt;
         let decoder = self.fleet.worker(grant.decoder);
+        if !can_hold(decoder.max_model_len(), prompt) {
+            return;
+        }
+        grant.prompt = prompt;
         let state = grant.conversation.state();
         let held = if state.is_on(grant.decoder) {
             state.blocks
@@ -99,12 +102,15 @@ impl Engine {
     }
 
     pub(crate) fn finish(&self, grant: &mut Grant, usage: Usage, now: Timestamp) {
-        let prompt = usage.prompt.unwrap_or(grant.prompt);
         self.dequeue(grant, None, now);
         let decoder = self.fleet.worker(grant.decoder);
-        let actual = decoder
-            .block_size()
-            .blocks(prompt + usage.output.unwrap_or_default());
+        let told = usage.prompt.unwrap_or(grant.prompt) + usage.output.unwrap_or_default();
+        let used = if can_hold(decoder.max_model_len(), told) {
+            told
+        } else {
+            grant.prompt
+        };
+        let actual = decoder.block_size().blocks(used);
         let settled = self.leave_blocks(grant, actual);
         grant.conversation.touch(now);
         if settled.missing > Blocks::ZERO {
@@ -264,6 +270,12 @@ impl Engine {
             self.serve(now);
         }
     }
+}
+
+/// Whether a count can be true. One above the longest context is a worker's mistake, and would book the whole decoder for
+/// a conversation that has nothing there.
+fn can_hold(longest: Option<Tokens>, counted: Tokens) -> bool {
+    longest.is_none_or(|longest| counted <= longest)
 }
 
 /// What a finished turn left.

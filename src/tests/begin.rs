@@ -6,6 +6,7 @@ use crate::conversation::ConversationPhase;
 use crate::error::Rejected;
 use crate::fleet::Role;
 use crate::placement::{Decision, Observed, Policy, TurnView};
+use crate::report::WorkerReport;
 use crate::router::{Begin, FailReason, LostReason, Reason, TurnKind, Usage};
 use crate::units::{Blocks, Tokens, WorkerId};
 
@@ -478,4 +479,36 @@ fn a_policy_may_move_the_pin_with_one_handoff() {
     assert_eq!((booked(&router, 1), booked(&router, 2)), (0, 12));
     assert_eq!(router.snapshot(at(2)).totals.handoffs, 2);
     assert!(matches!(queue(&router, 1, 12), Ok(Begin::Started(_))));
+}
+
+#[test]
+fn a_count_above_the_longest_context_is_not_believed() {
+    let router = fleet(Config::default(), 1, &[100]);
+    let decoder = WorkerId::new(1).expect("a small id");
+    let report = WorkerReport {
+        max_model_len: Some(Tokens(800)),
+        ..WorkerReport::default()
+    };
+    router.observe(decoder, &report, at(1));
+    let garbage = Tokens(u32::MAX);
+    for (prompt, output) in [(Some(garbage), None), (None, Some(garbage)), (None, None)] {
+        let mut turn = ask(&router, 1, 10).expect("room");
+        turn.prefilled(garbage, at(2));
+        assert_eq!(booked(&router, 1), 10, "the estimate stands");
+        let usage = Usage {
+            prompt,
+            output,
+            cached: None,
+        };
+        turn.finish(usage, at(2));
+        assert_eq!(booked(&router, 1), 10, "one answer does not fill a decoder");
+    }
+    let turn = ask(&router, 1, 10).expect("room");
+    let usage = Usage {
+        prompt: Some(Tokens(700)),
+        output: Some(Tokens(100)),
+        cached: None,
+    };
+    turn.finish(usage, at(2));
+    assert_eq!(booked(&router, 1), 50, "800 tokens: equal to the context");
 }
