@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -23,7 +24,10 @@ DOORS = ("fastapi", "native")
 
 
 @contextlib.asynccontextmanager
-async def serving(tmp_path: Path, *options: str) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+async def serving(
+    tmp_path: Path, *options: str, under: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """The command, run by the command `under` if that is given."""
     ready = tmp_path / "ready.json"
     command = [
         sys.executable,
@@ -36,6 +40,7 @@ async def serving(tmp_path: Path, *options: str) -> AsyncIterator[tuple[str, asy
         str(ready),
         *options,
     ]
+    command = [*under, *command]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -126,6 +131,15 @@ async def test_sigterm_lets_a_stream_finish_then_ends_with_success(tmp_path: Pat
         assert content.endswith(b"data: [DONE]\n\n")
         async with asyncio.timeout(10):
             assert await process.wait() in (0, -signal.SIGTERM)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="asks for another process's limits")
+async def test_it_takes_the_open_files_that_it_may_have(tmp_path: Path) -> None:
+    small = ("sh", "-c", 'ulimit -S -n 128; exec "$@"', "sh")
+    async with MockWorker(role="both") as mock:
+        async with serving(tmp_path, "--both", mock.url, under=small) as (_, process):
+            soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard
 
 
 async def test_a_second_signal_ends_streams_with_an_error_event(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import signal
@@ -158,6 +159,7 @@ def serve(settings: Settings, *, ready_file: Path | None = None) -> None:
         sys.stdout.write(f"conserve serves {url}/v1 ({fleet})\n")
         sys.stdout.flush()
 
+    _take_open_files()
     server = _server(settings, ready)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
@@ -172,6 +174,17 @@ def _server(settings: Settings, ready: Callable[[str], None]) -> AppServer:
     from .native import NativeServer
 
     return NativeServer(settings, on_ready=ready)
+
+
+def _take_open_files() -> None:
+    """Take as many open files as the system lets us: each stream needs two, and the usual soft limit is 1024."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS says "no limit" and then refuses it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
