@@ -46,6 +46,8 @@ demo: setup-demo  ## a whole cluster on this machine: 1 prefiller, 2 decoders, a
 test: setup-dev  ## the core's tests, then everything through Python
 	@echo '==> cargo test'
 	@cargo test --locked
+	@echo '==> cargo test, the native door'
+	@cargo test --locked --features proxy --lib proxy
 	@echo '==> pytest'
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
