@@ -1,0 +1,1 @@
+"""The simulator: the real router on virtual time."""
