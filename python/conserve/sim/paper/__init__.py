@@ -1,0 +1,1 @@
+"""The paper's method, replayed: its claims, its switches, and what remains without them."""
