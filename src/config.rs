@@ -44,6 +44,10 @@ pub struct Config {
     pub block_size: BlockSize,
     /// Which rule places conversations.
     pub policy: PolicyKind,
+    /// A turn whose first token comes later does not count as goodput; `None`: any time will do.
+    pub slo_ttft: Option<Duration>,
+    /// A turn whose mean gap between tokens is longer does not count as goodput.
+    pub slo_tbt: Option<Duration>,
 }
 
 impl Default for Config {
@@ -58,6 +62,8 @@ impl Default for Config {
             max_conversations: 4_000_000,
             block_size: BlockSize::DEFAULT,
             policy: PolicyKind::Strict,
+            slo_ttft: None,
+            slo_tbt: None,
         }
     }
 }

@@ -256,6 +256,10 @@ pub(crate) struct Conversation {
     last_used: Counter,
     /// 0: never pinned; 1: pinned once; above: its TTFET in nanoseconds.
     milestone: Counter,
+    /// Microjoules that its turns were charged.
+    charged_uj: Counter,
+    /// Prompt tokens computed and tokens generated for it.
+    tokens: Counter,
 }
 
 impl Conversation {
@@ -265,6 +269,8 @@ impl Conversation {
             first_seen: now,
             last_used: Counter::of(now.0),
             milestone: Counter::default(),
+            charged_uj: Counter::default(),
+            tokens: Counter::default(),
         }
     }
 
@@ -307,6 +313,24 @@ impl Conversation {
 
     pub(crate) fn touch(&self, now: Timestamp) {
         self.last_used.set(now.0);
+    }
+
+    pub(crate) fn charge(&self, microjoules: u64) {
+        if microjoules > 0 {
+            self.charged_uj.add(microjoules);
+        }
+    }
+
+    pub(crate) fn charged_uj(&self) -> u64 {
+        self.charged_uj.get()
+    }
+
+    pub(crate) fn worked(&self, tokens: crate::units::Tokens) {
+        self.tokens.add(u64::from(tokens.0));
+    }
+
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens.get()
     }
 
     pub(crate) fn was_pinned(&self) -> bool {

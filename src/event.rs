@@ -265,6 +265,15 @@ pub struct Usage {
     pub cached: Option<Tokens>,
 }
 
+/// How fast a turn was for its client; `None` where it cannot be told.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pace {
+    /// From its arrival to its first token, its wait in the line included.
+    pub ttft: Option<Duration>,
+    /// The mean gap between two of its tokens.
+    pub tbt: Option<Duration>,
+}
+
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -280,6 +289,7 @@ pub enum Event {
     Admitted {
         at: Timestamp,
         key: ConversationKey,
+        decoder: WorkerId,
         waited: Duration,
     },
     /// A turn was turned away or gave up waiting.
@@ -296,6 +306,14 @@ pub enum Event {
         decoder: WorkerId,
         kind: TurnKind,
         reason: Reason,
+    },
+    /// A prefiller computed a prompt, in that long since it was sent, its queue there included.
+    Prefilled {
+        at: Timestamp,
+        key: ConversationKey,
+        prefiller: WorkerId,
+        prompt: Tokens,
+        took: Duration,
     },
     /// The decoder has the KV: the conversation is pinned.
     HandedOver {
@@ -317,13 +335,23 @@ pub enum Event {
     FirstToken {
         at: Timestamp,
         key: ConversationKey,
+        decoder: WorkerId,
         kind: TurnKind,
         ttft: Duration,
+    },
+    /// The client got `tokens` more events with tokens of a turn, together, that long after the ones before.
+    MoreTokens {
+        at: Timestamp,
+        key: ConversationKey,
+        decoder: WorkerId,
+        tokens: u32,
+        gap: Duration,
     },
     /// The conversation gave its first user-visible answer.
     Effective {
         at: Timestamp,
         key: ConversationKey,
+        decoder: WorkerId,
         ttfet: Duration,
     },
     /// A turn finished; the conversation now holds `blocks`.
@@ -335,6 +363,7 @@ pub enum Event {
         kind: TurnKind,
         usage: Usage,
         took: Duration,
+        pace: Pace,
         blocks: Blocks,
     },
     /// A turn did not finish.
@@ -385,6 +414,7 @@ pub enum Event {
         at: Timestamp,
         worker: WorkerId,
         role: Role,
+        tier: Option<Arc<str>>,
     },
     /// A worker takes no new conversation any more, or does again.
     WorkerDraining {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
+use crate::activity::Activity;
 use crate::backlog::Backlog;
 use crate::error::JoinError;
 use crate::occupancy::{NEWCOMERS_WAIT, Occupancy};
@@ -165,6 +166,7 @@ pub(crate) struct Worker {
     pub(crate) occupancy: Occupancy,
     pub(crate) backlog: Padded<Backlog>,
     pub(crate) throughput: Throughput,
+    pub(crate) activity: Activity,
     references: [OnceLock<WorkerRef>; POCKETS],
     /// Conversations whose word names this decoder.
     pub(crate) conversations: Counter,
@@ -426,6 +428,7 @@ impl Fleet {
             occupancy: Occupancy::new(),
             backlog: Padded(Backlog::new()),
             throughput: Throughput::default(),
+            activity: Activity::new(),
             references: std::array::from_fn(|_| OnceLock::new()),
             conversations: Counter::default(),
             report: Mutex::new(None),

@@ -48,6 +48,7 @@
 //! | I9 | tenants never meet | [`identity`] |
 //! | I10 | handoff parameters older than the engine's lease are never sent | `dispatch` |
 
+mod activity;
 pub mod admission;
 mod backlog;
 pub mod config;

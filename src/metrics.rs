@@ -4,9 +4,13 @@
 //! has the same series in the same order each time.
 //! Leaves to others: serving the text (the doors).
 
+mod tiers;
+
 use std::fmt::Write as _;
 use std::time::Duration;
 
+pub use self::tiers::Slo;
+use self::tiers::Tiers;
 use crate::event::{CloseReason, Event, FailReason, Observer, TurnKind, Usage};
 use crate::router::{Snapshot, WorkerRow};
 use crate::sync::{Counter, Padded, STRIPES, stripe};
@@ -26,9 +30,16 @@ struct Histogram {
 
 impl Histogram {
     fn record(&self, span: Duration) {
-        let micros = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
-        self.buckets[BOUNDS_MS.partition_point(|bound| bound * 1000 < micros)].add(1);
-        self.sum_us.add(micros);
+        self.record_times(span, 1);
+    }
+
+    fn record_times(&self, span: Duration, times: u32) {
+        let (micros, times) = (
+            u64::try_from(span.as_micros()).unwrap_or(u64::MAX),
+            u64::from(times),
+        );
+        self.buckets[BOUNDS_MS.partition_point(|bound| bound * 1000 < micros)].add(times);
+        self.sum_us.add(micros.saturating_mul(times));
     }
 }
 
@@ -60,9 +71,6 @@ struct Fold {
     prompt_tokens: Counter,
     cached_tokens: Counter,
     output_tokens: Counter,
-    ttft: [Histogram; 3],
-    ttfet: Histogram,
-    wait: Histogram,
 }
 
 impl Fold {
@@ -91,6 +99,7 @@ type GaugeOf = fn(&WorkerRow) -> Option<f64>;
 #[derive(Debug)]
 pub struct Metrics {
     stripes: Box<[Padded<Fold>]>,
+    tiers: Tiers,
     workers_joined: Counter,
     workers_lost: Counter,
 }
@@ -102,11 +111,18 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All zero.
+    /// All zero; any turn that finishes is goodput.
     #[must_use]
     pub fn new() -> Self {
+        Self::with_slo(Slo::default())
+    }
+
+    /// All zero; what keeps `slo` is goodput.
+    #[must_use]
+    pub fn with_slo(slo: Slo) -> Self {
         Self {
             stripes: (0..STRIPES).map(|_| Padded::default()).collect(),
+            tiers: Tiers::new(slo),
             workers_joined: Counter::default(),
             workers_lost: Counter::default(),
         }
@@ -126,8 +142,9 @@ impl Metrics {
         let mut text = Text::default();
         self.render_turns(&mut text);
         self.render_conversations(&mut text);
-        self.render_times(&mut text);
+        self.tiers.render(&mut text);
         render_gauges(&mut text, snapshot);
+        render_work(&mut text, snapshot);
         text.0
     }
 
@@ -259,57 +276,6 @@ impl Metrics {
             lost,
         );
     }
-
-    fn render_times(&self, text: &mut Text) {
-        let name = "conserve_ttft_seconds";
-        text.head(
-            name,
-            "histogram",
-            "Arrival of a turn to its first token, waiting included.",
-        );
-        for turn in KINDS {
-            self.histogram(text, name, &[("kind", turn.as_str())], |fold| {
-                &fold.ttft[kind(turn)]
-            });
-        }
-        let name = "conserve_ttfet_seconds";
-        text.head(
-            name,
-            "histogram",
-            "First request to first user-visible token, waiting included.",
-        );
-        self.histogram(text, name, &[], |fold| &fold.ttfet);
-        let name = "conserve_queue_wait_seconds";
-        text.head(
-            name,
-            "histogram",
-            "Time in the line of turns that were admitted or waited.",
-        );
-        self.histogram(text, name, &[], |fold| &fold.wait);
-    }
-
-    fn histogram(
-        &self,
-        text: &mut Text,
-        name: &str,
-        labels: &[(&str, &str)],
-        of: impl Fn(&Fold) -> &Histogram,
-    ) {
-        let bounds = BOUNDS_MS.iter().map(|bound| millis(*bound));
-        let mut total = 0;
-        for (index, bound) in bounds.chain(["+Inf".to_owned()]).enumerate() {
-            total += self.sum(|fold| &of(fold).buckets[index]);
-            let labels: Vec<_> = labels
-                .iter()
-                .copied()
-                .chain([("le", bound.as_str())])
-                .collect();
-            text.line(&format!("{name}_bucket"), &labels, total);
-        }
-        let sum = Duration::from_micros(self.sum(|fold| &of(fold).sum_us)).as_secs_f64();
-        text.line(&format!("{name}_sum"), labels, sum);
-        text.line(&format!("{name}_count"), labels, total);
-    }
 }
 
 fn millis(bound: u64) -> String {
@@ -395,17 +361,52 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
         ),
     ];
     for (name, help, of) in gauges {
-        text.head(name, "gauge", help);
-        for row in &snapshot.workers {
-            if let Some(value) = of(row) {
-                let id = row.worker.id.to_string();
-                let labels = [
-                    ("worker", &*row.worker.name),
-                    ("id", &id),
-                    ("role", row.role.as_str()),
-                ];
-                text.line(name, &labels, value);
-            }
+        render_rows(text, (name, "gauge", help), of, snapshot);
+    }
+}
+
+fn render_work(text: &mut Text, snapshot: &Snapshot) {
+    let counters: [(&str, &str, GaugeOf); 4] = [
+        (
+            "conserve_worker_prefill_seconds_total",
+            "Turn-seconds of prefill at the worker.",
+            |row| Some(row.work.prefill.as_secs_f64()),
+        ),
+        (
+            "conserve_worker_decode_seconds_total",
+            "Turn-seconds of decode at the worker.",
+            |row| Some(row.work.decode.as_secs_f64()),
+        ),
+        (
+            "conserve_worker_prompt_tokens_total",
+            "Prompt tokens that the worker computed.",
+            #[expect(clippy::cast_precision_loss, reason = "far below 2^52 tokens")]
+            |row| Some(row.work.prompt as f64),
+        ),
+        (
+            "conserve_worker_output_tokens_total",
+            "Tokens that the worker generated.",
+            #[expect(clippy::cast_precision_loss, reason = "far below 2^52 tokens")]
+            |row| Some(row.work.output as f64),
+        ),
+    ];
+    for (name, help, of) in counters {
+        render_rows(text, (name, "counter", help), of, snapshot);
+    }
+}
+
+fn render_rows(text: &mut Text, head: (&str, &str, &str), of: GaugeOf, snapshot: &Snapshot) {
+    let (name, kind, help) = head;
+    text.head(name, kind, help);
+    for row in &snapshot.workers {
+        if let Some(value) = of(row) {
+            let id = row.worker.id.to_string();
+            let labels = [
+                ("worker", &*row.worker.name),
+                ("id", &id),
+                ("role", row.role.as_str()),
+            ];
+            text.line(name, &labels, value);
         }
     }
 }
@@ -436,6 +437,27 @@ impl Text {
         let _ = writeln!(self.0, " {value}");
     }
 
+    /// One histogram, whose counters `sum` adds up over all stripes.
+    fn histogram(
+        &mut self,
+        name: &str,
+        labels: &[(&str, &str)],
+        sum: impl Fn(&dyn Fn(&Histogram) -> &Counter) -> u64,
+    ) {
+        let bounds = BOUNDS_MS.iter().map(|bound| millis(*bound));
+        let mut total = 0;
+        for (index, bound) in bounds.chain(["+Inf".to_owned()]).enumerate() {
+            total += sum(&|histogram| &histogram.buckets[index]);
+            let le = [("le", &*bound)];
+            let labels: Vec<_> = labels.iter().copied().chain(le).collect();
+            self.line(&format!("{name}_bucket"), &labels, total);
+        }
+        let micros = sum(&|histogram| &histogram.sum_us);
+        let seconds = Duration::from_micros(micros).as_secs_f64();
+        self.line(&format!("{name}_sum"), labels, seconds);
+        self.line(&format!("{name}_count"), labels, total);
+    }
+
     fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
         self.head(name, kind, help);
         self.line(name, &[], value);
@@ -446,19 +468,36 @@ impl Observer for Metrics {
     fn on(&self, event: &Event) {
         match *event {
             Event::Queued { .. } => self.own().queued.add(1),
-            Event::Admitted { waited, .. } => self.own().wait.record(waited),
+            Event::Admitted {
+                decoder, waited, ..
+            } => self.tiers.waited(decoder, waited),
+            Event::Prefilled {
+                prefiller, took, ..
+            } => self.tiers.prefilled(prefiller, took),
+            Event::MoreTokens {
+                decoder,
+                tokens,
+                gap,
+                ..
+            } => self.tiers.more_tokens(decoder, tokens, gap),
             Event::Shed { .. } => self.own().shed.add(1),
             Event::HandedOver { handoff: true, .. } => self.own().handoffs.add(1),
             Event::TurnStarted { kind: turn, .. } => self.own().started[kind(turn)].add(1),
             Event::FirstToken {
-                kind: turn, ttft, ..
-            } => {
-                self.own().ttft[kind(turn)].record(ttft);
-            }
-            Event::Effective { ttfet, .. } => self.own().ttfet.record(ttfet),
+                decoder,
+                kind: turn,
+                ttft,
+                ..
+            } => self.tiers.first_token(decoder, turn, ttft),
+            Event::Effective { decoder, ttfet, .. } => self.tiers.effective(decoder, ttfet),
             Event::TurnFinished {
-                kind: turn, usage, ..
+                decoder,
+                kind: turn,
+                usage,
+                pace,
+                ..
             } => {
+                self.tiers.finished(decoder, pace, usage);
                 let fold = self.own();
                 fold.finished[kind(turn)].add(1);
                 fold.usage(usage);
@@ -476,7 +515,12 @@ impl Observer for Metrics {
                 self.own().closed[index].add(1);
             }
             Event::Evicted { .. } => self.own().evicted.add(1),
-            Event::WorkerJoined { .. } => self.workers_joined.add(1),
+            Event::WorkerJoined {
+                worker, ref tier, ..
+            } => {
+                self.workers_joined.add(1);
+                self.tiers.joined(worker, tier.as_ref());
+            }
             Event::WorkerLost { .. } => self.workers_lost.add(1),
             Event::Orphaned { .. } => self.own().orphaned.add(1),
             // Placements and sweeps are counted by the events of their conversations; how workers
@@ -536,11 +580,11 @@ mod tests {
             "conserve_output_tokens_total 7",
             "conserve_cached_tokens_total 5",
             "conserve_conversations_closed_total{reason=\"asked\"} 1",
-            "conserve_ttft_seconds_bucket{kind=\"first\",le=\"1\"} 0",
-            "conserve_ttft_seconds_bucket{kind=\"first\",le=\"2\"} 1",
-            "conserve_ttft_seconds_sum{kind=\"first\"} 2",
-            "conserve_ttfet_seconds_count 1",
-            "conserve_queue_wait_seconds_bucket{le=\"0.001\"} 1",
+            "conserve_ttft_seconds_bucket{tier=\"default\",kind=\"first\",le=\"1\"} 0",
+            "conserve_ttft_seconds_bucket{tier=\"default\",kind=\"first\",le=\"2\"} 1",
+            "conserve_ttft_seconds_sum{tier=\"default\",kind=\"first\"} 2",
+            "conserve_ttfet_seconds_count{tier=\"default\"} 1",
+            "conserve_queue_wait_seconds_bucket{tier=\"default\",le=\"0.001\"} 1",
             "conserve_kv_blocks{worker=\"d0\",id=\"w1\",role=\"decoder\"} 100",
             "conserve_conversations 0",
         ] {

@@ -193,6 +193,8 @@ class Router:
         evict_idle: under pressure, unbook the least recently used idle conversations of a decoder.
         max_conversations: bound on the conversations remembered.
         block_size: tokens in one KV block, where a decoder does not say.
+        slo_ttft_ms: a turn whose first token comes later is no goodput; None: any time will do.
+        slo_tbt_ms: the same for the mean gap between its tokens.
         clock: time for tests; by default the machine's monotonic clock.
         secret: 16 bytes that key the hash of tenants and conversation ids; random by default.
 
@@ -220,6 +222,8 @@ class Router:
         evict_idle: bool = False,
         max_conversations: int = 4_000_000,
         block_size: int = 16,
+        slo_ttft_ms: float | None = None,
+        slo_tbt_ms: float | None = None,
         clock: ManualClock | None = None,
         secret: bytes | None = None,
     ) -> Self: ...
@@ -287,6 +291,11 @@ class Router:
         """Take in what a worker said about itself. `kv_usage` is the share of its KV cache in use, 0 to 1."""
     def observe_metrics(self, worker: int | str, text: bytes, /) -> None:
         """Like `observe`, from a worker's Prometheus page (vLLM's metric names)."""
+    def charge(self, worker: int, /, *, prefill_uj: int = 0, decode_uj: int = 0) -> tuple[int, int]:
+        """Charge the turns that prefill and those that decode at a worker now for energy it used, each an equal part.
+
+        Gives the microjoules that nobody was charged, of both, to be charged later. KeyError for an unknown worker.
+        """
     def conversation(self, conversation: str, /, *, tenant: str | None = None) -> ConversationView | None:
         """What is known about a conversation, or None."""
     def snapshot(self) -> Snapshot:
@@ -430,6 +439,12 @@ class ConversationView:
     @property
     def ttfet_s(self) -> float | None:
         """Time from its first request to the first token of its first user-visible answer; None until known."""
+    @property
+    def energy_j(self) -> float:
+        """Energy that its turns used, as far as it was measured and their work has ended."""
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens computed and tokens generated for it."""
 
 @final
 class WorkerView:
@@ -491,6 +506,24 @@ class WorkerView:
     @property
     def joined_s(self) -> float:
         """When it joined."""
+    @property
+    def prefilling(self) -> int:
+        """Turns whose prompt is computed there now."""
+    @property
+    def decoding(self) -> int:
+        """Turns whose answer is generated there now."""
+    @property
+    def prefill_s(self) -> float:
+        """Turn-seconds of prefill: two turns for a second are two."""
+    @property
+    def decode_s(self) -> float:
+        """Turn-seconds of decode."""
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens computed."""
+    @property
+    def output_tokens(self) -> int:
+        """Tokens generated."""
 
 @final
 class Snapshot:

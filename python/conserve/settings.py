@@ -136,6 +136,12 @@ class Settings(BaseSettings):
     block_size: int = Field(
         16, ge=1, le=65_536, description="Tokens in a KV block, where a worker does not say."
     )
+    slo_ttft_ms: Annotated[float | None, Field(gt=0, le=86_400_000), BeforeValidator(_never)] = Field(
+        None, description="A first token later than this is no goodput; `none`: any time will do."
+    )
+    slo_tbt_ms: Annotated[float | None, Field(gt=0, le=86_400_000), BeforeValidator(_never)] = Field(
+        None, description="The same for the mean gap between a turn's tokens."
+    )
     secret: SecretStr | None = Field(
         None, description="32 hexadecimal digits that key the hash of tenants and ids; random by default."
     )
@@ -219,6 +225,8 @@ class Settings(BaseSettings):
             evict_idle=self.evict_idle,
             max_conversations=self.max_conversations,
             block_size=self.block_size,
+            slo_ttft_ms=self.slo_ttft_ms,
+            slo_tbt_ms=self.slo_tbt_ms,
             secret=self.secret_bytes(),
         )
         if not empty:

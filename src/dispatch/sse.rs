@@ -21,6 +21,8 @@ const HELD_LIMIT: usize = 1 << 20;
 pub(crate) struct Seen {
     /// A first generated token, be it of reasoning or of a tool call.
     pub(crate) token: bool,
+    /// Events that brought such tokens.
+    pub(crate) pieces: u32,
     /// A first token that the user sees.
     pub(crate) content: bool,
     pub(crate) tool_call: bool,
@@ -151,6 +153,7 @@ impl Reader {
         let seen = &mut self.seen;
         seen.error |= answer.error;
         seen.token |= answer.token;
+        seen.pieces += u32::from(answer.token);
         seen.content |= answer.content;
         seen.tool_call |= answer.tool_call;
         seen.finish = answer.finish.or(seen.finish);

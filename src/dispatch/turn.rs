@@ -97,8 +97,8 @@ struct Relaying {
     turn: Turn,
     /// `None`: the stream is encoded and passes unread.
     reader: Option<sse::Reader>,
-    /// A generated token has come, so the decoder has the KV.
-    has_token: bool,
+    /// Events with generated tokens that have come; with the first one, the decoder has the KV.
+    pieces: u32,
     /// When the user saw something first.
     effective: Option<Timestamp>,
 }

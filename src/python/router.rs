@@ -17,9 +17,9 @@ use super::workers::{AnyWorker, PyPrefiller};
 use crate::config::{Config, PolicyKind};
 use crate::event::LostReason;
 use crate::identity::{Identity, IdentityLimits};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Slo};
 use crate::report::WorkerReport;
-use crate::router::{Health, Router};
+use crate::router::{Doing, Health, Router};
 use crate::units::WorkerId;
 
 /// Decides where each turn of each conversation runs, and whether there is room for it.
@@ -66,10 +66,12 @@ impl PyRouter {
     #[pyo3(signature = (
         prefillers = Vec::new(), decoders = Vec::new(), *, policy = "strict", low_watermark = 0.8,
         prefill_backlog_tokens = 65536, queue_limit = 1024, queue_timeout_s = 30.0, idle_timeout_s = Some(3600.0),
-        evict_idle = false, max_conversations = 4_000_000, block_size = 16, clock = None, secret = None
+        evict_idle = false, max_conversations = 4_000_000, block_size = 16, slo_ttft_ms = None, slo_tbt_ms = None,
+        clock = None, secret = None
     ), text_signature = "(prefillers=(), decoders=(), *, policy='strict', low_watermark=0.8, \
         prefill_backlog_tokens=65536, queue_limit=1024, queue_timeout_s=30.0, idle_timeout_s=3600.0, \
-        evict_idle=False, max_conversations=4000000, block_size=16, clock=None, secret=None)")]
+        evict_idle=False, max_conversations=4000000, block_size=16, slo_ttft_ms=None, slo_tbt_ms=None, \
+        clock=None, secret=None)")]
     #[expect(
         clippy::too_many_arguments,
         reason = "one for each keyword of the Python class"
@@ -87,9 +89,12 @@ impl PyRouter {
         evict_idle: bool,
         max_conversations: i64,
         block_size: i64,
+        slo_ttft_ms: Option<f64>,
+        slo_tbt_ms: Option<f64>,
         clock: Option<&Bound<'_, PyManualClock>>,
         secret: Option<&[u8]>,
     ) -> PyResult<Self> {
+        let millis = |key, limit: Option<f64>| limit.map(|ms| span(py, key, ms / 1e3)).transpose();
         let config = Config {
             low_watermark,
             prefill_backlog_tokens: tokens(py, "prefill_backlog_tokens", prefill_backlog_tokens)?,
@@ -105,9 +110,15 @@ impl PyRouter {
                 "strict" => PolicyKind::Strict,
                 other => return Err(out_of_range(py, "policy", other, "strict")),
             },
+            slo_ttft: millis("slo_ttft_ms", slo_ttft_ms)?,
+            slo_tbt: millis("slo_tbt_ms", slo_tbt_ms)?,
         };
         let queue_timeout = config.queue_timeout;
-        let metrics = Arc::new(Metrics::new());
+        let slo = Slo {
+            ttft: config.slo_ttft,
+            tbt: config.slo_tbt,
+        };
+        let metrics = Arc::new(Metrics::with_slo(slo));
         let identity = Arc::new(Identity::new(
             self::secret(py, secret)?,
             IdentityLimits::default(),
@@ -302,6 +313,34 @@ impl PyRouter {
     #[pyo3(signature = (worker, text, /))]
     fn observe_metrics(&self, py: Python<'_>, worker: WorkerName, text: &[u8]) -> PyResult<()> {
         self.take_in(py, &worker, &WorkerReport::parse(text))
+    }
+
+    /// Charge the turns that prefill and those that decode at a worker now for energy it used, each
+    /// an equal part.
+    ///
+    /// Gives the microjoules that nobody was charged, of both, to be charged later. KeyError for an
+    /// unknown worker.
+    #[pyo3(signature = (worker, /, *, prefill_uj = 0, decode_uj = 0))]
+    fn charge(
+        &self,
+        py: Python<'_>,
+        worker: i64,
+        prefill_uj: i64,
+        decode_uj: i64,
+    ) -> PyResult<(u64, u64)> {
+        let id = WorkerName::Id(worker).find(&self.shell)?;
+        let joules = |key, value: i64| {
+            u64::try_from(value).map_err(|_| out_of_range(py, key, &value.to_string(), "0 or more"))
+        };
+        let (prefill, decode) = (
+            joules("prefill_uj", prefill_uj)?,
+            joules("decode_uj", decode_uj)?,
+        );
+        let (router, now) = (&self.shell.router, self.shell.clock.now());
+        Ok((
+            router.charge(id, Doing::Prefill, prefill, now),
+            router.charge(id, Doing::Decode, decode, now),
+        ))
     }
 
     /// What is known about a conversation, or None.

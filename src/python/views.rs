@@ -60,6 +60,10 @@ pub(super) struct PyConversationView {
     /// Time from its first request to the first token of its first user-visible answer; None until
     /// known.
     ttfet_s: Option<f64>,
+    /// Energy that its turns used, as far as it was measured and their work has ended.
+    energy_j: f64,
+    /// Prompt tokens computed and tokens generated for it.
+    tokens: u64,
 }
 
 impl From<&ConversationView> for PyConversationView {
@@ -77,6 +81,9 @@ impl From<&ConversationView> for PyConversationView {
             first_seen_s: seconds(view.first_seen),
             last_used_s: seconds(view.last_used),
             ttfet_s: view.ttfet.map(|span| span.as_secs_f64()),
+            #[expect(clippy::cast_precision_loss, reason = "far below 2^52 microjoules")]
+            energy_j: view.charged_uj as f64 / 1e6,
+            tokens: view.tokens,
         }
     }
 }
@@ -130,6 +137,18 @@ pub(super) struct PyWorkerView {
     report_age_s: Option<f64>,
     /// When it joined.
     joined_s: f64,
+    /// Turns whose prompt is computed there now.
+    prefilling: u32,
+    /// Turns whose answer is generated there now.
+    decoding: u32,
+    /// Turn-seconds of prefill: two turns for a second are two.
+    prefill_s: f64,
+    /// Turn-seconds of decode.
+    decode_s: f64,
+    /// Prompt tokens computed.
+    prompt_tokens: u64,
+    /// Tokens generated.
+    output_tokens: u64,
 }
 
 impl From<&WorkerRow> for PyWorkerView {
@@ -157,6 +176,12 @@ impl From<&WorkerRow> for PyWorkerView {
             reported_waiting: report.and_then(|report| report.waiting),
             report_age_s: row.report_age.map(|age| age.as_secs_f64()),
             joined_s: seconds(row.joined),
+            prefilling: row.work.prefilling,
+            decoding: row.work.decoding,
+            prefill_s: row.work.prefill.as_secs_f64(),
+            decode_s: row.work.decode.as_secs_f64(),
+            prompt_tokens: row.work.prompt,
+            output_tokens: row.work.output,
         }
     }
 }

@@ -7,6 +7,7 @@ use super::TurnRequest;
 use super::grant::Grant;
 use super::snapshot::Tally;
 use super::ticket::Place;
+use crate::activity::Doing;
 use crate::admission::{Line, Queue};
 use crate::config::Config;
 use crate::conversation::{Conversation, ConversationPhase, Refused, State};
@@ -315,6 +316,7 @@ impl Engine {
             conversation: Arc::clone(conversation),
             decoder: decoder.id,
             prefiller: None,
+            task: Some(decoder.activity.begin(decoder.id, Doing::Prefill, now)),
             queued: None,
             reserved: reservation.hand_to_turn(),
             prompt: asking.prompt,
@@ -323,6 +325,8 @@ impl Engine {
             reason,
             arrived: asking.arrived,
             started: now,
+            first_token: None,
+            last_token: None,
             handed_over: true,
             from: None,
         };
@@ -361,6 +365,7 @@ impl Engine {
             self.observers.tell(|| Event::Admitted {
                 at: now,
                 key,
+                decoder,
                 waited,
             });
         }

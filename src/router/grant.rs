@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use crate::activity::Task;
 use crate::conversation::Conversation;
-use crate::event::{Reason, TurnKind};
+use crate::event::{Pace, Reason, TurnKind, Usage};
 use crate::units::{Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
 
 /// The prefill of one turn while it is queued at a prefiller.
@@ -22,6 +23,8 @@ pub(crate) struct Grant {
     pub(crate) conversation: Arc<Conversation>,
     pub(crate) decoder: WorkerId,
     pub(crate) prefiller: Option<WorkerId>,
+    /// What it does now and where.
+    pub(crate) task: Option<Task>,
     /// Tokens that still count as queued at the prefiller.
     pub(crate) queued: Option<Queued>,
     /// Blocks booked for this turn.
@@ -32,8 +35,25 @@ pub(crate) struct Grant {
     pub(crate) reason: Reason,
     pub(crate) arrived: Timestamp,
     pub(crate) started: Timestamp,
+    /// When its first token came.
+    pub(crate) first_token: Option<Timestamp>,
+    /// When its latest one came.
+    pub(crate) last_token: Option<Timestamp>,
     /// Nothing is left to hand over: the turn did, or its conversation was there already.
     pub(crate) handed_over: bool,
     /// Where the conversation was before, if this turn moves it.
     pub(crate) from: Option<WorkerId>,
+}
+
+impl Grant {
+    /// How fast the turn was, at its end. Where nobody told of single tokens, the last one comes with the end.
+    pub(crate) fn pace(&self, usage: Usage, now: Timestamp) -> Pace {
+        let ttft = self.first_token.map(|first| first.since(self.arrived));
+        let gaps = usage.output.map_or(0, |output| output.0.saturating_sub(1));
+        let tbt = self.first_token.filter(|_| gaps > 0).and_then(|first| {
+            let span = self.last_token.unwrap_or(now).since(first);
+            span.checked_div(gaps)
+        });
+        Pace { ttft, tbt }
+    }
 }

@@ -24,6 +24,7 @@ pub use self::snapshot::{ConversationView, Discrepancy, Snapshot, Totals, Worker
 pub use self::ticket::Ticket;
 pub use self::turn::{Route, Turn};
 pub use self::upkeep::Swept;
+pub use crate::activity::{Doing, Work};
 use crate::config::Config;
 use crate::error::{ConfigError, JoinError, Rejected};
 pub use crate::event::{FailReason, LostReason, Observer, Reason, TurnKind, Usage};
@@ -183,6 +184,14 @@ impl Router {
     /// Takes over what a worker says about itself.
     pub fn observe(&self, worker: WorkerId, report: &WorkerReport, now: Timestamp) {
         self.engine.observe(worker, report, now);
+    }
+
+    /// Charges the turns that do this at a worker now, in equal parts, for energy it used; the
+    /// microjoules that nobody was charged, to be charged later. Their conversations are told at
+    /// the end of the task.
+    #[must_use]
+    pub fn charge(&self, worker: WorkerId, doing: Doing, microjoules: u64, now: Timestamp) -> u64 {
+        self.engine.charge(worker, doing, microjoules, now)
     }
 
     /// What is known of a conversation.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::engine::{Asking, Attempt, Engine, Lack};
 use super::grant::{Grant, Queued};
+use crate::activity::Doing;
 use crate::admission::Queue;
 use crate::conversation::{Conversation, State};
 use crate::error::Rejected;
@@ -191,11 +192,13 @@ impl Engine {
         conversation.touch(now);
         decoder.conversations.add(1);
         let first = !conversation.was_pinned();
+        let computes = prefiller.unwrap_or(decoder);
         let grant = Grant {
             key: asking.key,
             conversation,
             decoder: decoder.id,
             prefiller: prefiller.map(|worker| worker.id),
+            task: Some(computes.activity.begin(computes.id, Doing::Prefill, now)),
             queued: prefiller.map(|worker| Queued {
                 prefiller: worker.id,
                 tokens: asking.prompt,
@@ -212,6 +215,8 @@ impl Engine {
             reason,
             arrived: asking.arrived,
             started: now,
+            first_token: None,
+            last_token: None,
             handed_over: false,
             from: asking.from,
         };

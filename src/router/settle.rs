@@ -5,12 +5,26 @@
 
 use super::engine::Engine;
 use super::grant::Grant;
+use crate::activity::Doing;
 use crate::conversation::{ConversationPhase, State};
-use crate::event::{CloseReason, Event, FailReason, Usage};
+use crate::event::{CloseReason, Event, FailReason, TurnKind, Usage};
 use crate::occupancy::Occupancy;
-use crate::units::{Blocks, Timestamp, Tokens};
+use crate::units::{Blocks, Timestamp, Tokens, WorkerId};
 
 impl Engine {
+    /// What the turn does from now on, and where; its conversation is charged for what it did before.
+    pub(crate) fn work(&self, grant: &mut Grant, next: Option<(WorkerId, Doing)>, now: Timestamp) {
+        let same = |task: crate::activity::Task| Some((task.worker, task.doing)) == next;
+        if grant.task.is_some_and(same) {
+            return;
+        }
+        if let Some(task) = grant.task.take() {
+            let charge = self.fleet.worker(task.worker).activity.end(task, now);
+            grant.conversation.charge(charge);
+        }
+        grant.task = next.map(|(id, doing)| self.fleet.worker(id).activity.begin(id, doing, now));
+    }
+
     /// The prompt is computed, or will not be: it no longer counts as queued.
     pub(crate) fn dequeue(&self, grant: &mut Grant, computed: Option<Tokens>, now: Timestamp) {
         let Some(queued) = grant.queued.take() else {
@@ -19,6 +33,16 @@ impl Engine {
         let prefiller = self.fleet.worker(queued.prefiller);
         if let Some(tokens) = computed {
             prefiller.throughput.done(tokens, queued.since, now);
+            prefiller.activity.computed(tokens);
+            grant.conversation.worked(tokens);
+            let (key, took) = (grant.key, now.since(queued.since));
+            self.observers.tell(|| Event::Prefilled {
+                at: now,
+                key,
+                prefiller: queued.prefiller,
+                prompt: tokens,
+                took,
+            });
         }
         if prefiller.backlog.done(queued.tokens) {
             self.serve(now);
@@ -103,6 +127,7 @@ impl Engine {
 
     pub(crate) fn finish(&self, grant: &mut Grant, usage: Usage, now: Timestamp) {
         self.dequeue(grant, None, now);
+        self.work(grant, None, now);
         let decoder = self.fleet.worker(grant.decoder);
         let told = usage.prompt.unwrap_or(grant.prompt) + usage.output.unwrap_or_default();
         let used = if can_hold(decoder.max_model_len(), told) {
@@ -113,6 +138,15 @@ impl Engine {
         let actual = decoder.block_size().blocks(used);
         let settled = self.leave_blocks(grant, actual);
         grant.conversation.touch(now);
+        let computed = computed_on_decoder(
+            grant,
+            usage,
+            decoder.block_size().tokens(settled.before.blocks),
+        );
+        let output = usage.output.unwrap_or_default();
+        decoder.activity.computed(computed);
+        decoder.activity.generated(output);
+        grant.conversation.worked(computed + output);
         if settled.missing > Blocks::ZERO {
             self.overcommitted(grant, settled.missing, now);
         }
@@ -130,6 +164,7 @@ impl Engine {
         } = *grant;
         self.tally.own().finished.add(1);
         let (took, blocks) = (now.since(grant.started), settled.after.blocks);
+        let pace = grant.pace(usage, now);
         self.observers.tell(|| Event::TurnFinished {
             at: now,
             key,
@@ -138,6 +173,7 @@ impl Engine {
             kind,
             usage,
             took,
+            pace,
             blocks,
         });
         if settled.somebody_waits || self.may_help(settled.after) {
@@ -209,6 +245,7 @@ impl Engine {
     pub(crate) fn fail(&self, grant: &mut Grant, why: FailReason, now: Timestamp) {
         let computed = grant.prefiller.is_some() && grant.queued.is_none();
         self.dequeue(grant, None, now);
+        self.work(grant, None, now);
         let decoder = self.fleet.worker(grant.decoder);
         let never_pinned = !grant.conversation.was_pinned();
         let (brings, lost) = (!grant.handed_over, why == FailReason::DecoderLost);
@@ -270,6 +307,18 @@ impl Engine {
             self.serve(now);
         }
     }
+}
+
+/// Prompt tokens that the decoder computed: what the engine says, else what was not there before.
+fn computed_on_decoder(grant: &Grant, usage: Usage, resident: Tokens) -> Tokens {
+    let prompt = usage.prompt.unwrap_or(grant.prompt);
+    let there = match (usage.cached, grant.kind) {
+        (Some(cached), _) => cached,
+        (None, TurnKind::Pinned) => resident,
+        (None, TurnKind::First | TurnKind::Relocated) if grant.prefiller.is_some() => prompt,
+        (None, TurnKind::First | TurnKind::Relocated) => Tokens(0),
+    };
+    Tokens(prompt.0.saturating_sub(there.0))
 }
 
 /// Whether a count can be true. One above the longest context is a worker's mistake, and would book the whole decoder for

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::engine::Engine;
+use crate::activity::{Doing, Work};
 use crate::conversation::ConversationPhase;
 use crate::fleet::{Health, Role, WorkerRef};
 use crate::report::WorkerReport;
@@ -32,6 +33,10 @@ pub struct ConversationView {
     pub last_used: Timestamp,
     /// Time to its first user-visible answer, once there was one.
     pub ttfet: Option<Duration>,
+    /// Microjoules that its ended work was charged.
+    pub charged_uj: u64,
+    /// Prompt tokens computed and tokens generated for it.
+    pub tokens: u64,
 }
 
 /// One worker as it is now.
@@ -65,6 +70,8 @@ pub struct WorkerRow {
     pub queued: Tokens,
     /// Prompt tokens per second observed.
     pub tokens_per_s: Option<f64>,
+    /// What it was given to do so far.
+    pub work: Work,
     /// What it last said about itself.
     pub report: Option<WorkerReport>,
     /// How old that is.
@@ -189,6 +196,8 @@ impl Engine {
             first_seen: conversation.first_seen(),
             last_used: conversation.last_used(),
             ttfet: conversation.ttfet(),
+            charged_uj: conversation.charged_uj(),
+            tokens: conversation.tokens(),
         })
     }
 
@@ -213,6 +222,7 @@ impl Engine {
                 conversations: worker.conversations.get(),
                 queued: worker.backlog.queued(),
                 tokens_per_s: worker.throughput.get(),
+                work: worker.activity.work(now),
                 report_age: report.as_ref().map(|(_, at)| now.since(*at)),
                 report: report.map(|(report, _)| report),
                 joined: worker.joined,
@@ -235,6 +245,18 @@ impl Engine {
             totals,
             policy: self.policy.name(),
         }
+    }
+
+    pub(super) fn charge(
+        &self,
+        id: WorkerId,
+        doing: Doing,
+        microjoules: u64,
+        now: Timestamp,
+    ) -> u64 {
+        self.fleet.get(id).map_or(microjoules, |worker| {
+            worker.activity.charge(doing, microjoules, now)
+        })
     }
 
     pub(super) fn check(&self) -> Result<(), Discrepancy> {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use super::{Anchor, FailReason, Grant, Reason, TurnKind, Usage};
+use crate::activity::Doing;
 use crate::event::Event;
 use crate::fleet::WorkerRef;
 use crate::placement::TurnView;
@@ -94,6 +95,8 @@ impl Turn {
         let grant = &mut self.grant;
         self.anchor.dequeue(grant, Some(prompt), now);
         self.anchor.true_up(grant, prompt, now);
+        let next = Some((grant.decoder, Doing::Decode));
+        self.anchor.work(grant, next, now);
     }
 
     /// The decoder has the KV: the conversation is pinned there and turns that waited for it run.
@@ -126,6 +129,8 @@ impl Turn {
             None => (None, Reason::NoPrefillerLeft),
         };
         self.route = OnceLock::new();
+        let computes = grant.prefiller.unwrap_or(grant.decoder);
+        anchor.work(grant, Some((computes, Doing::Prefill)), now);
         let prefiller = anchor.fleet.worker(grant.prefiller?);
         // The conversation is admitted already, so the backlog's limit is not asked.
         prefiller.backlog.try_add(grant.prompt, Tokens(u32::MAX));
@@ -140,13 +145,42 @@ impl Turn {
     /// The client got its first token.
     pub fn first_token(&mut self, now: Timestamp) {
         self.latest = now;
-        let grant = &self.grant;
-        let (key, kind, ttft) = (grant.key, grant.kind, now.since(grant.arrived));
+        self.generating(now);
+        let grant = &mut self.grant;
+        grant.first_token.get_or_insert(now);
+        let (key, decoder, kind) = (grant.key, grant.decoder, grant.kind);
+        let ttft = now.since(grant.arrived);
         self.anchor.observers.tell(|| Event::FirstToken {
             at: now,
             key,
+            decoder,
             kind,
             ttft,
+        });
+    }
+
+    /// The decoder generates: nothing is left to prefill, or nobody will see where the prefill ends.
+    pub fn generating(&mut self, now: Timestamp) {
+        self.latest = now;
+        let next = Some((self.grant.decoder, Doing::Decode));
+        self.anchor.work(&mut self.grant, next, now);
+    }
+
+    /// The client got `tokens` more, together.
+    pub fn more_tokens(&mut self, tokens: u32, now: Timestamp) {
+        self.latest = now;
+        let grant = &mut self.grant;
+        let before = grant.last_token.replace(now).or(grant.first_token);
+        let Some(before) = before.filter(|_| tokens > 0) else {
+            return;
+        };
+        let (key, decoder, gap) = (grant.key, grant.decoder, now.since(before));
+        self.anchor.observers.tell(|| Event::MoreTokens {
+            at: now,
+            key,
+            decoder,
+            tokens,
+            gap,
         });
     }
 
@@ -157,10 +191,11 @@ impl Turn {
         let grant = &self.grant;
         let ttfet = at.since(grant.conversation.first_seen());
         if grant.conversation.record_ttfet(ttfet) {
-            let key = grant.key;
+            let (key, decoder) = (grant.key, grant.decoder);
             self.anchor.observers.tell(|| Event::Effective {
                 at: now,
                 key,
+                decoder,
                 ttfet,
             });
         }

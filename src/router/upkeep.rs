@@ -21,11 +21,12 @@ impl Engine {
     pub(super) fn join(&self, spec: WorkerSpec, now: Timestamp) -> Result<WorkerId, JoinError> {
         let (block_size, backlog) = (self.config.block_size, self.config.prefill_backlog_tokens);
         let worker = self.fleet.join(spec, block_size, backlog, now)?;
-        let (id, role) = (worker.id, worker.role);
+        let (id, role, tier) = (worker.id, worker.role, &worker.tier);
         self.observers.tell(|| Event::WorkerJoined {
             at: now,
             worker: id,
             role,
+            tier: tier.clone(),
         });
         self.serve(now);
         Ok(id)

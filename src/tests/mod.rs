@@ -14,3 +14,5 @@ mod naive;
 mod stress;
 #[cfg(not(loom))]
 pub(crate) mod support;
+#[cfg(not(loom))]
+mod work;

@@ -69,6 +69,11 @@ impl Dispatch {
         let decoder = decoding.turn.route().decoder.clone();
         let upstream = self.upstream(&decoder, body, Phase::Decode);
         let streams = peek.stream;
+        let mut decoding = decoding;
+        if !streams {
+            // Nobody will see where its prefill ends.
+            decoding.turn.generating(now);
+        }
         self.state = State::Decoding(decoding);
         if streams {
             Action::Stream(upstream)
@@ -112,7 +117,7 @@ impl Dispatch {
         self.state = State::Relaying(Relaying {
             turn: decoding.turn,
             reader: (!headers::is_encoded(headers)).then(|| sse::Reader::new(hides_usage)),
-            has_token: false,
+            pieces: 0,
             effective: None,
         });
         Action::Relay {

@@ -11,24 +11,29 @@ use crate::units::Timestamp;
 impl Relaying {
     pub(super) fn pass(&mut self, bytes: &Bytes, now: Timestamp) -> Bytes {
         let Some(reader) = &mut self.reader else {
-            self.note(true, now);
+            self.note(1, now);
             return bytes.clone();
         };
         let passed = reader.chunk(bytes);
         let seen = reader.seen();
-        self.note(seen.token, now);
+        self.note(seen.pieces, now);
         if seen.content && self.effective.is_none() {
             self.effective = Some(now);
         }
         passed
     }
 
-    fn note(&mut self, token: bool, now: Timestamp) {
+    /// `pieces` events with tokens have come so far.
+    fn note(&mut self, pieces: u32, now: Timestamp) {
         // An engine sends its head, and a chat's role, before it has pulled the KV; its first token comes after.
-        if token && !self.has_token {
-            self.has_token = true;
+        let mut before = std::mem::replace(&mut self.pieces, pieces);
+        if before == 0 && pieces > 0 {
             self.turn.handed_over(now);
             self.turn.first_token(now);
+            before = 1;
+        }
+        if pieces > before {
+            self.turn.more_tokens(pieces - before, now);
         }
     }
 }
@@ -41,7 +46,7 @@ impl Dispatch {
         };
         let rest = reader.end();
         let seen = reader.seen();
-        relaying.note(seen.token, now);
+        relaying.note(seen.pieces, now);
         if seen.error {
             // The worker told the client itself.
             self.fail(relaying.turn, FailReason::DecoderError, now);
