@@ -12,7 +12,7 @@ BIN := .venv/bin
 STAMPS := .venv/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CORE := Cargo.toml Cargo.lock $(shell find src -name '*.rs')
-FEATURES := proxy python journal
+FEATURES := proxy python sim journal
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
@@ -48,6 +48,8 @@ test: setup-dev  ## the core's tests, then everything through Python
 	@cargo test --locked
 	@echo '==> cargo test, the native door'
 	@cargo test --locked --features proxy --lib proxy
+	@echo '==> cargo test, the simulator'
+	@cargo test --locked --features sim --lib sim
 	@echo '==> pytest'
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 

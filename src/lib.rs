@@ -68,6 +68,8 @@ pub mod proxy;
 mod python;
 pub mod report;
 pub mod router;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod sync;
 mod table;
 #[cfg(test)]

@@ -24,6 +24,8 @@ __all__ = [
     "Reply",
     "Route",
     "Router",
+    "SimResult",
+    "SimWorkload",
     "Snapshot",
     "Stream",
     "Swept",
@@ -34,6 +36,7 @@ __all__ = [
     "Worker",
     "WorkerView",
     "__version__",
+    "simulate",
 ]
 
 __version__: Final[str]
@@ -814,6 +817,92 @@ class NativeDoor:
         A line is (level, text), or (path, status, headers, body, reason) for a turn that was answered, where the body is
         None for a stream and the reason is `Dispatch.reason`. Blocks, without the GIL; for one thread at a time.
         """
+
+# ------------------------------------------------------------------------------------------------ the simulator
+
+@final
+class SimWorkload:
+    """Conversations with their turns, in columns. Checked once; may be used in several runs at once.
+
+    `arrival_s`, `turns` (how many), `prefix_id` and `prefix_tokens` have one entry for each conversation, the others one
+    for each turn, conversation after conversation. `append` counts the new tokens of the prompt, at least one; `reuse` those
+    of the earlier context that the prompt begins with (-1: all of it; less: the rest is void). `gap_s` is the tool time
+    before a turn. `visible` turns answer the user (default: each last turn). `flip` turns are declared mispredicted. Bad
+    entries raise ValueError with column, place and range.
+    """
+
+    def __new__(
+        cls,
+        *,
+        arrival_s: Sequence[float],
+        turns: Sequence[int],
+        append: Sequence[int],
+        output: Sequence[int],
+        gap_s: Sequence[float],
+        visible: Sequence[bool] | None = None,
+        reuse: Sequence[int] | None = None,
+        flip: Sequence[bool] | None = None,
+        prefix_id: Sequence[int] | None = None,
+        prefix_tokens: Sequence[int] | None = None,
+    ) -> Self: ...
+    @property
+    def conversations(self) -> int:
+        """How many there are."""
+    @property
+    def turns(self) -> int:
+        """Turns of all conversations."""
+    def __len__(self) -> int: ...
+
+@final
+class SimResult:
+    """What one run left behind. Times are seconds of virtual time, NaN where a thing did not happen; engines are numbered
+    as in the scenario, -1 for none.
+    """
+
+    def turns(self) -> dict[str, list[float] | list[int] | list[bool]]:
+        """One entry for each turn, by column, in order of completion; turns that never completed come last.
+
+        conversation, turn (from 0); ready_s, admitted_s, prefill_start_s, prefill_end_s, transfer_end_s, first_token_s,
+        last_token_s; gap_mean_s, gap_p95_s, gap_max_s (between tokens); prefiller, decoder, moved, visible; prompt_tokens,
+        output_tokens, cached_tokens, prefilled_tokens, recomputed_tokens, transferred_tokens; preemptions; and where the time
+        to the first token went: line_s, engine_queue_s, compute_s, handoff_wait_s, transfer_s, slept_s.
+        """
+    def conversations(self) -> dict[str, list[float] | list[int] | list[str]]:
+        """One entry for each conversation, by column, in the order of the workload.
+
+        arrival_s, admitted_s, done_s, ttfet_s (from arrival, tool time included), tool_s (before the first visible turn),
+        turns_done, handoffs, moves, status: "finished", "unfinished", or the code of the router's refusal.
+        """
+    def engines(self) -> dict[str, list[float] | list[int] | list[str]]:
+        """One entry for each engine, by column.
+
+        name, role; prefill_j, mixed_j, decode_j, idle_j, parked_j and the same in seconds (`prefill_s` and so on);
+        window_joules (NaN without a window); steps, prefill_tokens, generated_tokens, recomputed_tokens, evicted_tokens,
+        loaded_tokens, preemptions, queue_peak, kv_blocks.
+        """
+    def counters(self) -> dict[str, float]:
+        """Counts of the run: events, handoffs, fetches, moves, abandoned_handoffs, flips, transferred_bytes, link_busy_s."""
+    def diagnosis(self) -> dict[str, str | int | float | bool | list[str]]:
+        """What to know before believing the numbers.
+
+        outcome ("finished", "deadlocked" or "horizon"), finished, refused, unfinished; unstable: the backlog grew while
+        conversations arrived, or the run did not finish; backlog_slope_per_s, backlog_mean; stuck: who waits for what.
+        """
+    @property
+    def events(self) -> list[tuple[float, str]]:
+        """What happened, seconds and words, if the scenario asked for events."""
+    @property
+    def policy(self) -> str:
+        """The policy that the router ran."""
+    @property
+    def end_s(self) -> float:
+        """When the run ended."""
+
+def simulate(scenario: str, workload: SimWorkload, *, seed: int) -> SimResult:
+    """Runs a scenario, a JSON document, over a workload; deterministic. Lets go of the GIL.
+
+    Raises ConfigError with the path of the first key that is unknown, of the wrong type or out of range.
+    """
 
 _Action: TypeAlias = Wait | Call | Stream | Relay | Collect | Reply | Finish
 _Failure: TypeAlias = Literal[

@@ -79,6 +79,12 @@ pub(super) fn config_error(py: Python<'_>, error: &ConfigError) -> PyErr {
     out_of_range(py, key, &error.value, error.range)
 }
 
+/// A scenario of the simulator that cannot be run.
+#[cfg(feature = "sim")]
+pub(super) fn scenario_error(py: Python<'_>, error: &crate::sim::ScenarioError) -> PyErr {
+    config(py, &error.to_string(), &error.key, &error.problem)
+}
+
 /// A worker cannot join.
 pub(super) fn join_error(py: Python<'_>, error: &JoinError) -> PyErr {
     let key = match error {

@@ -20,6 +20,8 @@ mod native;
 mod route;
 mod router;
 mod shell;
+#[cfg(feature = "sim")]
+mod sim;
 mod ticket;
 mod turn;
 mod views;
@@ -49,6 +51,9 @@ mod core {
     use super::route::PyRoute;
     #[pymodule_export]
     use super::router::PyRouter;
+    #[cfg(feature = "sim")]
+    #[pymodule_export]
+    use super::sim::{PySimResult, PySimWorkload, run};
     #[pymodule_export]
     use super::turn::PyTurn;
     #[pymodule_export]

@@ -1,0 +1,75 @@
+//! Workloads and runs for the tests.
+
+use super::super::{Scenario, SimResult, Workload, WorkloadColumns, simulate};
+
+/// splitmix64: numbers for workloads.
+pub(super) struct Draw(pub(super) u64);
+
+impl Draw {
+    pub(super) fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^= mixed >> 31;
+        (mixed >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    pub(super) fn within(&mut self, low: u32, high: u32) -> u32 {
+        low + (self.unit() * f64::from(high - low + 1)) as u32
+    }
+
+    pub(super) fn exponential(&mut self, rate: f64) -> f64 {
+        -(1.0 - self.unit()).ln() / rate
+    }
+}
+
+/// Agents: a long first prompt, short appends, a tool between turns, some resets.
+pub(super) fn agents(conversations: u32, rate: f64, seed: u64) -> WorkloadColumns {
+    let (mut draw, mut at) = (Draw(seed), 0.0);
+    let mut columns = WorkloadColumns::default();
+    for _ in 0..conversations {
+        at += draw.exponential(rate);
+        let turns = draw.within(1, 6);
+        columns.arrival_s.push(at);
+        columns.turns.push(turns);
+        let mut context = 0;
+        for turn in 0..turns {
+            let resets = turn > 0 && draw.unit() < 0.1;
+            let reuse = if resets { context / 3 } else { context };
+            let append = if turn == 0 {
+                draw.within(500, 9_000)
+            } else {
+                draw.within(1, 900)
+            };
+            let output = draw.within(1, 250);
+            context = reuse + append + output;
+            columns.append.push(append);
+            columns.output.push(output);
+            columns.gap_s.push(draw.exponential(2.0));
+            columns
+                .reuse
+                .push(if resets { i64::from(reuse) } else { -1 });
+        }
+    }
+    columns
+}
+
+pub(super) fn run(scenario: &str, columns: &WorkloadColumns) -> SimResult {
+    run_seeded(scenario, columns, 1)
+}
+
+pub(super) fn run_seeded(scenario: &str, columns: &WorkloadColumns, seed: u64) -> SimResult {
+    let scenario = Scenario::from_json(scenario).expect("a valid scenario");
+    let workload = Workload::new(columns).expect("a valid workload");
+    simulate(&scenario, &workload, seed).expect("it runs and its books agree")
+}
+
+pub(super) fn close(found: f64, expected: f64, tolerance: f64, what: &str) {
+    let same = found.is_nan() && expected.is_nan();
+    let scale = expected.abs().max(1.0);
+    assert!(
+        same || (found - expected).abs() <= tolerance * scale,
+        "{what}: {found} instead of {expected}"
+    );
+}
