@@ -173,7 +173,7 @@ impl Engine {
 
     /// Queues a job. The caller interrupts or plans next.
     pub(super) fn submit(&mut self, job: Job, now: f64) {
-        self.waiting.push_back(Request {
+        let request = Request {
             job,
             queued_at: now,
             work: Work::default(),
@@ -184,12 +184,14 @@ impl Engine {
             mark: None,
             gaps: Vec::new(),
             last_token: job.emitted_at,
-        });
+        };
+        self.waiting.push_back(request);
         self.tally.queue_peak = self.tally.queue_peak.max(self.waiting());
     }
 
     /// Seconds to read back what host memory holds of the job just submitted; it waits for that.
-    pub(super) fn load_s(&mut self) -> Option<f64> {
+    pub(super) fn load_s(&mut self, now: f64) -> Option<f64> {
+        self.catch_up(now);
         let rate = self.spec.host_offload_bytes_per_s?;
         let request = self.waiting.back_mut()?;
         let job = &request.job;
@@ -410,6 +412,11 @@ impl Engine {
     }
 
     fn next_waiting(&self, now: f64) -> Option<usize> {
+        // KV that came over a link occupies blocks already: who has it is not held up by who has none.
+        let holds = |request: &Request| request.job.received.is_some();
+        if let Some(at) = self.waiting.iter().position(holds) {
+            return Some(at);
+        }
         let ready = |(_, request): &(usize, &Request)| !request.loading;
         let mut queue = self.waiting.iter().enumerate().filter(ready);
         let waited = |request: &Request| now - request.queued_at;
@@ -711,6 +718,19 @@ impl Engine {
     /// Joules of the whole run, once it has stopped.
     pub(super) fn total_joules(&self) -> f64 {
         self.tally.joules.iter().sum()
+    }
+
+    /// Every second of virtual time is in one phase.
+    pub(super) fn check(&self, now: f64) -> Result<(), String> {
+        let since = match &self.current {
+            Some(current) => current.span.start,
+            None => self.idle_since,
+        };
+        let accounted: f64 = self.tally.seconds.iter().sum::<f64>() + (now - since);
+        if (accounted - now).abs() > 1e-9 * now.max(1.0) * (1 + self.tally.steps) as f64 {
+            return Err(format!("{accounted} s accounted for at {now} s"));
+        }
+        self.pool.check()
     }
 
     /// The run ends: what was under way counts until now.

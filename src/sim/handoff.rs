@@ -136,10 +136,13 @@ impl World<'_> {
             return true;
         };
         let (now, job) = (self.now, self.job(conversation));
+        let emitted = self.flights[conversation].emitted_at.is_some();
         let pool = self.engines[decoder].books(self.now);
         let place = pool.place(conversation);
         let found = pool.take(conversation, job.valid, job.prefix, now);
-        let lacks = pool.lacks(conversation, job.prompt);
+        // With the first token sent, the next one needs a slot.
+        let slots = u32::from(emitted && job.output > 1);
+        let lacks = pool.lacks(conversation, job.prompt + slots);
         if !pool.grow(conversation, lacks, now) {
             pool.idle(conversation, now);
             pool.back_to(conversation, place);

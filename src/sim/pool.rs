@@ -100,10 +100,9 @@ impl Pool {
         self.held[conversation].tokens
     }
 
-    /// Tokens that host memory holds beyond those that are computed here.
+    /// Tokens of this conversation that host memory holds, from the start of its history.
     pub(super) fn hosted(&self, conversation: usize) -> u32 {
-        let held = &self.held[conversation];
-        held.hosted.saturating_sub(held.tokens)
+        self.held[conversation].hosted
     }
 
     /// Blocks that could be had: free ones, and idle ones that retention does not protect.

@@ -529,7 +529,7 @@ impl<'a> World<'a> {
 
     pub(super) fn submit(&mut self, engine: usize, job: Job) {
         self.engines[engine].submit(job, self.now);
-        if let Some(load_s) = self.engines[engine].load_s() {
+        if let Some(load_s) = self.engines[engine].load_s(self.now) {
             let conversation = job.conversation;
             let what = What::Loaded {
                 engine,
@@ -676,7 +676,7 @@ impl<'a> World<'a> {
     fn check(&self) -> Result<(), ScenarioError> {
         for (at, engine) in self.engines.iter().enumerate() {
             let broken = |problem| ScenarioError::new(format!("engines[{at}], a defect"), problem);
-            engine.pool().check().map_err(broken)?;
+            engine.check(self.now).map_err(broken)?;
         }
         let broken = |error: crate::router::Discrepancy| {
             ScenarioError::new("router, a defect", error.to_string())

@@ -1,4 +1,10 @@
 //! Verification before any claim: closed forms, queueing theory, conservation, and relations between runs.
 
 mod closed_form;
+mod conservation;
+mod queueing;
+mod refusals;
+mod relations;
+mod stuck;
 mod support;
+mod watts;
