@@ -75,7 +75,7 @@ def pin(dispatcher: Dispatcher, headers: list[tuple[bytes, bytes]], body: bytes)
         )
         dispatch.answered(200, [(b"content-type", b"application/json")], answer)
     dispatch.head(200, [(b"content-type", b"text/event-stream")])
-    dispatch.chunk(b"data: [DONE]\n\n")
+    dispatch.heard(b"data: [DONE]\n\n")
     dispatch.end()
 
 

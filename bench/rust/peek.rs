@@ -142,9 +142,13 @@ fn read_events(criterion: &mut Criterion) {
     )];
     assert!(matches!(
         turn.head(200, &head, Timestamp(2)),
-        Action::Relay { .. }
+        Action::Listen
     ));
     let event = Bytes::from_static(EVENT.as_bytes());
+    assert!(matches!(
+        turn.heard(&event, Timestamp(2)),
+        Action::Relay { .. }
+    ));
     let (first, second) = (event.slice(..100), event.slice(100..));
     let mut group = criterion.benchmark_group("event");
     group.bench_function("whole", |b| {

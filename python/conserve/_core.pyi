@@ -17,6 +17,7 @@ __all__ = [
     "Dispatch",
     "Dispatcher",
     "Finish",
+    "Listen",
     "ManualClock",
     "NativeDoor",
     "Prefiller",
@@ -559,7 +560,10 @@ class Dispatcher:
     dispatcher. Conversations are the router's: the same id and tenant mean the same conversation to both.
 
     Options:
-        connector: how KV is handed over: "nixl", "mooncake" or "none".
+        connector: how KV is handed over: "nixl", "mooncake", "example" or "none".
+        shape: a way of one's own instead: what is added to the prefill request and to the decode request, as JSON objects in
+            which "{transfer_id}", "{bootstrap_addr}" and "{engine_id}" are filled in. Empty: nothing is added. None for
+            the second: what the prefiller's answer says.
         peers: for "mooncake": for each prefiller's URL, the address of its bootstrap server and its engine id.
         max_body_bytes: larger requests are refused with 413. max_answer_bytes: larger answers of workers are an error.
         max_depth: deepest nesting of a request body. max_messages: most messages in one.
@@ -580,7 +584,8 @@ class Dispatcher:
         cls,
         router: Router,
         *,
-        connector: Literal["nixl", "mooncake", "none"] = "nixl",
+        connector: Literal["nixl", "mooncake", "example", "none"] = "nixl",
+        shape: tuple[str, str | None] | None = None,
         peers: Mapping[str, tuple[str, str]] | None = None,
         max_body_bytes: int = 33_554_432,
         max_answer_bytes: int = 67_108_864,
@@ -623,7 +628,8 @@ class Dispatch:
         Wait        await dispatch.wait(loop), then admitted()
         Call        send it, read the whole answer, then answered(); or failed()
         Stream      send it, read the head, then head(); or failed()
-        Relay       begin the client's answer with this head; then chunk() for each piece until end() or failed()
+        Listen      read the next piece (the client is told nothing yet), then heard(), with b"" at the end; or failed()
+        Relay       begin the client's answer with this head and `first`; then chunk() for each piece until end() or failed()
         Collect     read the body up to `limit` bytes, then answered(); or failed()
         Reply       answer the client; done
         Finish      write `data` (maybe empty) to the client and end; done
@@ -638,6 +644,8 @@ class Dispatch:
     def admitted(self) -> _Action: ...
     def answered(self, status: int, headers: _Headers, body: bytes, /) -> _Action: ...
     def head(self, status: int, headers: _Headers, /) -> _Action: ...
+    def heard(self, data: bytes, /) -> _Action:
+        """A piece of the stream that is listened to; `b""` at its end."""
     def chunk(self, data: bytes, /) -> bytes:
         """What to write to the client for a piece of the worker's stream; may be empty, may be `data` itself."""
     def end(self) -> bytes:
@@ -707,14 +715,20 @@ class Stream:
     def upstream(self) -> Upstream: ...
 
 @final
-class Relay:
-    """Begin the client's answer; the worker's stream follows."""
+class Listen:
+    """Read the next piece of the stream and pass it to `heard`; the client is told nothing yet."""
 
-    __match_args__: Final = ("status", "headers")
+@final
+class Relay:
+    """Begin the client's answer with this head and `first`; the rest of the worker's stream follows."""
+
+    __match_args__: Final = ("status", "headers", "first")
     @property
     def status(self) -> int: ...
     @property
     def headers(self) -> _Headers: ...
+    @property
+    def first(self) -> bytes: ...
 
 @final
 class Collect:
@@ -904,7 +918,7 @@ def simulate(scenario: str, workload: SimWorkload, *, seed: int) -> SimResult:
     Raises ConfigError with the path of the first key that is unknown, of the wrong type or out of range.
     """
 
-_Action: TypeAlias = Wait | Call | Stream | Relay | Collect | Reply | Finish
+_Action: TypeAlias = Wait | Call | Stream | Listen | Relay | Collect | Reply | Finish
 _Failure: TypeAlias = Literal[
     "connect",
     "unreachable",

@@ -22,12 +22,17 @@ pub enum Action {
     Call(Upstream),
     /// Send the request, read the head of the answer, then call `head` (or `failed`).
     Stream(Upstream),
-    /// Send this head to the client, then pass on what `chunk` gives until `end` (or `failed`).
+    /// Read the next piece of the answer that has begun, then call `heard` with it, with nothing at the answer's end (or
+    /// `failed`). The client is told nothing yet.
+    Listen,
+    /// Send this head and `first` to the client, then pass on what `chunk` gives until `end` (or `failed`).
     Relay {
         /// The status.
         status: u16,
         /// The headers; the driver adds those of its own hop.
         headers: Vec<Header>,
+        /// What was heard so far; may be empty.
+        first: Bytes,
     },
     /// Read the rest of the answer, then call `answered` with its status and headers, or `failed(TooLarge)`.
     Collect {
@@ -70,6 +75,18 @@ pub struct Upstream {
     pub max_answer_bytes: usize,
     /// Which half of the turn it is.
     pub phase: Phase,
+}
+
+impl Upstream {
+    /// How long the next piece of a stream may take, and what it is called when it takes longer.
+    #[must_use]
+    pub const fn patience(&self, has_begun: bool) -> (TimeoutKind, Duration) {
+        if has_begun {
+            (TimeoutKind::Idle, self.idle_timeout)
+        } else {
+            (TimeoutKind::FirstByte, self.first_byte_timeout)
+        }
+    }
 }
 
 /// Without bodies and header values: they hold prompts and credentials.

@@ -131,6 +131,12 @@ impl<'a> Reader<'a> {
                     reader.answer.content |= some;
                     Ok(())
                 }
+                (b"token_ids", Kind::Array) => {
+                    // The text of a first token may be empty: half a character.
+                    let (_, span) = reader.scanner.value()?;
+                    reader.answer.token |= span.of(reader.text).iter().any(u8::is_ascii_digit);
+                    Ok(())
+                }
                 (b"finish_reason", Kind::String) => {
                     reader.answer.finish = Some(match reader.string()? {
                         b"tool_calls" | b"function_call" => Finish::ToolCalls,

@@ -19,8 +19,8 @@ pub(crate) const MEMBER: &str = "kv_transfer_params";
 
 /// A way of handing KV over.
 ///
-/// Templates are JSON objects in which `{transfer_id}` (without quotes), `{bootstrap_addr}` and `{engine_id}` stand for
-/// JSON strings.
+/// Templates are JSON objects in which `{transfer_id}`, `{bootstrap_addr}` and `{engine_id}`, with quotes around them or
+/// without, stand for JSON strings.
 ///
 /// ```
 /// use conserve::dispatch::Connector;
@@ -33,8 +33,8 @@ pub struct Connector {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Shape {
-    /// Added to the prefill request.
-    prefill: String,
+    /// Added to the prefill request, if anything is.
+    prefill: Option<String>,
     decode: Decode,
 }
 
@@ -45,6 +45,8 @@ enum Decode {
     Answer,
     /// The router makes them up.
     Template(String),
+    /// There are none: the engines find the KV by themselves.
+    Nothing,
 }
 
 /// What a prefiller is called by the engines' own transfer layer, for connectors whose answers do not say it.
@@ -66,8 +68,19 @@ impl Connector {
         let prefill = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#.to_owned();
         Self {
             shape: Some(Shape {
-                prefill,
+                prefill: Some(prefill),
                 decode: Decode::Answer,
+            }),
+        }
+    }
+
+    /// vLLM's `ExampleConnector`: the prefiller writes files that the decoder finds by the prompt's tokens. Nothing is said.
+    #[must_use]
+    pub const fn example() -> Self {
+        Self {
+            shape: Some(Shape {
+                prefill: None,
+                decode: Decode::Nothing,
             }),
         }
     }
@@ -80,7 +93,7 @@ impl Connector {
         let decode = r#"{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":{transfer_id},"remote_bootstrap_addr":{bootstrap_addr},"remote_engine_id":{engine_id}}"#;
         Self {
             shape: Some(Shape {
-                prefill: prefill.into(),
+                prefill: Some(prefill.into()),
                 decode: Decode::Template(decode.into()),
             }),
         }
@@ -92,24 +105,33 @@ impl Connector {
         Self { shape: None }
     }
 
-    /// A shape of one's own. Without `decode`, the prefiller's answer brings the parameters.
+    /// A shape of one's own: `prefill` and `decode` are templates, empty where nothing is added. Without `decode`, the
+    /// prefiller's answer brings the parameters.
     #[must_use]
     pub fn declared(prefill: impl Into<String>, decode: Option<String>) -> Self {
-        let decode = decode.map_or(Decode::Answer, Decode::Template);
+        let bare = |text: String| {
+            BLANKS.iter().fold(text, |text, blank| {
+                text.replace(&format!("\"{blank}\""), blank)
+            })
+        };
+        let prefill = Some(bare(prefill.into())).filter(|text| !text.is_empty());
+        let decode = match decode.map(bare) {
+            None => Decode::Answer,
+            Some(text) if text.is_empty() => Decode::Nothing,
+            Some(text) => Decode::Template(text),
+        };
         Self {
-            shape: Some(Shape {
-                prefill: prefill.into(),
-                decode,
-            }),
+            shape: Some(Shape { prefill, decode }),
         }
     }
 
-    /// The connector of that name: `nixl`, `mooncake` or `none`.
+    /// The connector of that name: `nixl`, `mooncake`, `example` or `none`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "nixl" => Some(Self::nixl()),
             "mooncake" => Some(Self::mooncake()),
+            "example" => Some(Self::example()),
             "none" => Some(Self::none()),
             _ => None,
         }
@@ -128,7 +150,7 @@ impl Connector {
             transfer_id: "t",
             peer: &Peer::default(),
         };
-        let templates = [Some(&shape.prefill), shape.template()];
+        let templates = [shape.prefill.as_ref(), shape.template()];
         templates.into_iter().flatten().find_map(|template| {
             let text = sample.fill(template);
             super::answer::read(text.as_bytes(), "")
@@ -137,10 +159,11 @@ impl Connector {
         })
     }
 
-    /// What is added to the prefill request; `None` when nothing is handed over.
+    /// What is added to the prefill request, if anything is.
     pub(crate) fn prefill_params(&self, transfer_id: &str, peer: &Peer) -> Option<Bytes> {
         let shape = self.shape.as_ref()?;
-        Some(Blanks { transfer_id, peer }.fill(&shape.prefill).into())
+        let template = shape.prefill.as_ref()?;
+        Some(Blanks { transfer_id, peer }.fill(template).into())
     }
 
     /// What the decoder is to be told after this answer; `None` when the prefiller did not say where the KV lies.
@@ -155,9 +178,10 @@ impl Connector {
         let params = match &self.shape.as_ref()?.decode {
             Decode::Answer => {
                 let span = answer.handoff?;
-                text.slice(span.start as usize..span.end as usize)
+                Some(text.slice(span.start as usize..span.end as usize))
             }
-            Decode::Template(template) => Blanks { transfer_id, peer }.fill(template).into(),
+            Decode::Template(template) => Some(Blanks { transfer_id, peer }.fill(template).into()),
+            Decode::Nothing => None,
         };
         Some(Handoff {
             params,
@@ -169,11 +193,13 @@ impl Connector {
 impl Shape {
     fn template(&self) -> Option<&String> {
         match &self.decode {
-            Decode::Answer => None,
+            Decode::Answer | Decode::Nothing => None,
             Decode::Template(template) => Some(template),
         }
     }
 }
+
+const BLANKS: [&str; 3] = ["{transfer_id}", "{bootstrap_addr}", "{engine_id}"];
 
 struct Blanks<'a> {
     transfer_id: &'a str,
@@ -182,10 +208,11 @@ struct Blanks<'a> {
 
 impl Blanks<'_> {
     fn fill(&self, template: &str) -> String {
+        let [transfer_id, bootstrap_addr, engine_id] = BLANKS;
         let values = [
-            ("{transfer_id}", self.transfer_id),
-            ("{bootstrap_addr}", &self.peer.bootstrap_addr),
-            ("{engine_id}", &self.peer.engine_id),
+            (transfer_id, self.transfer_id),
+            (bootstrap_addr, &self.peer.bootstrap_addr),
+            (engine_id, &self.peer.engine_id),
         ];
         let mut filled = String::with_capacity(template.len() + 64);
         let mut rest = template;
@@ -208,17 +235,25 @@ impl Blanks<'_> {
     }
 }
 
+/// The lease of a handoff has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stale;
+
 /// KV that lies at a prefiller and can be pulled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Handoff {
-    params: Bytes,
+    params: Option<Bytes>,
     taken_at: Timestamp,
 }
 
 impl Handoff {
-    /// The parameters, unless they are as old as the lease or older.
-    pub(crate) fn params(&self, lease: Duration, now: Timestamp) -> Option<&Bytes> {
-        (now.since(self.taken_at) < lease).then_some(&self.params)
+    /// What is added to the decode request, if anything is; stale when it is as old as the lease or older.
+    pub(crate) fn params(&self, lease: Duration, now: Timestamp) -> Result<Option<&Bytes>, Stale> {
+        if now.since(self.taken_at) < lease {
+            Ok(self.params.as_ref())
+        } else {
+            Err(Stale)
+        }
     }
 }
 
@@ -252,7 +287,7 @@ mod tests {
             r#"{"do_remote_decode":true,"do_remote_prefill":false}"#
         );
         let handoff = text(&nixl, r#"{"kv_transfer_params":{"remote_port": 5600.0}}"#).unwrap();
-        assert_eq!(handoff.params, r#"{"remote_port": 5600.0}"#);
+        assert_eq!(handoff.params.unwrap(), r#"{"remote_port": 5600.0}"#);
         assert_eq!(text(&nixl, r#"{"kv_transfer_params":null}"#), None);
     }
 
@@ -262,7 +297,7 @@ mod tests {
         let asked: serde_json::Value =
             serde_json::from_slice(&mooncake.prefill_params("t-1", &peer()).unwrap()).unwrap();
         let told: serde_json::Value =
-            serde_json::from_slice(&text(&mooncake, "{}").unwrap().params).unwrap();
+            serde_json::from_slice(&text(&mooncake, "{}").unwrap().params.unwrap()).unwrap();
         assert_eq!(asked["transfer_id"], "t-1");
         assert_eq!(told["transfer_id"], "t-1");
         assert_eq!(told["remote_bootstrap_addr"], "http://p0:8998");
@@ -274,10 +309,39 @@ mod tests {
         let handoff = text(&Connector::nixl(), r#"{"kv_transfer_params":{"a":1}}"#).unwrap();
         let lease = Duration::from_secs(25);
         assert!(
-            handoff.params(lease, Timestamp(at(35).0 - 1)).is_some(),
+            handoff.params(lease, Timestamp(at(35).0 - 1)).is_ok(),
             "one nanosecond left"
         );
-        assert_eq!(handoff.params(lease, at(35)), None, "equal to the lease");
+        assert_eq!(
+            handoff.params(lease, at(35)),
+            Err(Stale),
+            "equal to the lease"
+        );
+    }
+
+    #[test]
+    fn example_says_nothing_and_hands_over() {
+        let example = Connector::example();
+        assert_eq!(example.prefill_params("t-1", &peer()), None);
+        assert_eq!(text(&example, "{}").unwrap().params, None);
+        assert!(example.hands_over());
+    }
+
+    #[test]
+    fn a_declared_shape_may_quote_its_blanks() {
+        let own = Connector::declared(
+            r#"{"id":"{transfer_id}","on":true}"#,
+            Some(r#"{"id":"{transfer_id}","at":"{bootstrap_addr}"}"#.into()),
+        );
+        assert_eq!(own.fault(), None);
+        let asked = own.prefill_params("t-1", &peer()).unwrap();
+        assert_eq!(asked, r#"{"id":"t-1","on":true}"#);
+        let told = text(&own, "{}").unwrap().params.unwrap();
+        assert_eq!(told, r#"{"id":"t-1","at":"http://p0:8998"}"#);
+        assert_eq!(
+            Connector::declared("", Some(String::new())),
+            Connector::example()
+        );
     }
 
     #[test]
@@ -288,8 +352,8 @@ mod tests {
 
     #[test]
     fn templates_are_checked_when_declared() {
-        for named in [Connector::nixl(), Connector::mooncake(), Connector::none()] {
-            assert_eq!(named.fault(), None);
+        for name in ["nixl", "mooncake", "example", "none"] {
+            assert_eq!(Connector::from_name(name).unwrap().fault(), None);
         }
         assert!(
             Connector::declared("{\"a\":", None)

@@ -5,12 +5,14 @@
 //! sent to whom, what is tried again, what the client is told. So every door gives the same answers.
 //!
 //! ```text
-//! start ─ Wait ─ admitted ┬ Call(prefiller) ─ answered ┬ Stream(decoder) ─ head ┬ Relay ─ chunk… ─ end
+//! start ─ Wait ─ admitted ┬ Call(prefiller) ─ answered ┬ Stream(decoder) ─ head ┬ Listen ─ heard… ─ Relay ─ chunk… ─ end
 //!                         └────────────────────────────┤                        └ Collect ─ answered ─ Reply
 //!                                                      └ Call(decoder) ─ answered ─ Reply
 //! ```
 //!
-//! | What breaks | Before the first byte | After the first byte |
+//! The client is told nothing of a stream before its first token (`Listen`), so until then a turn can be tried again.
+//!
+//! | What breaks | Before the first token | After the first token |
 //! |---|---|---|
 //! | prefiller fails | the next one, same decoder, at most `retries`; then prefill on the decoder itself | cannot happen |
 //! | prefiller says 503 | the next one; without one the client gets it as it is | cannot happen |
@@ -18,7 +20,7 @@
 //! | decoder resets the connection | it is suspect; the turn begins again | error event, then the end |
 //! | decoder is too slow to connect to | it is suspect; asked again while the handoff's lease lasts | cannot happen |
 //! | decoder is silent | suspect; 504 | error event, then the end |
-//! | decoder cannot load the KV (5xx) | asked again, and it computes the prompt itself | the worker's error event |
+//! | decoder cannot load the KV (5xx) | asked again, and it computes the prompt itself | cannot happen |
 //! | 4xx, 429, 503 from a worker | the client gets it as it is | cannot happen |
 //! | client gone | the driver aborts; the growth is returned | the same |
 

@@ -10,7 +10,7 @@ use super::json::{Kind, Span};
 use super::peek::{Field, Name, Peek};
 
 /// The prefiller's leg: one token, not streamed, with the handoff asked for.
-pub(crate) fn prefill_body(body: &Bytes, peek: &Peek, handoff: &[u8]) -> Bytes {
+pub(crate) fn prefill_body(body: &Bytes, peek: &Peek, handoff: Option<&[u8]>) -> Bytes {
     let mut edits = Edits::new(body);
     edits.remove(&[Name::StreamOptions, Name::MinTokens].map(|name| peek.field(name)));
     for name in [Name::MaxTokens, Name::MaxCompletionTokens, Name::N] {
@@ -24,7 +24,9 @@ pub(crate) fn prefill_body(body: &Bytes, peek: &Peek, handoff: &[u8]) -> Bytes {
     if peek.field(Name::MaxTokens).is_none() {
         edits.append(peek.close, Name::MaxTokens, b"1");
     }
-    edits.append(peek.close, Name::KvTransferParams, handoff);
+    if let Some(handoff) = handoff {
+        edits.append(peek.close, Name::KvTransferParams, handoff);
+    }
     edits.join()
 }
 
@@ -165,7 +167,7 @@ mod tests {
 
     fn prefill(body: &str) -> String {
         let (bytes, found) = read(body);
-        String::from_utf8(prefill_body(&bytes, &found, b"{\"p\":1}").to_vec()).unwrap()
+        String::from_utf8(prefill_body(&bytes, &found, Some(b"{\"p\":1}")).to_vec()).unwrap()
     }
 
     fn decode(body: &str, handoff: Option<&str>) -> String {

@@ -5,6 +5,7 @@
 //! Leaves to others: its steps, one file for each (`start`, `prefill`, `decode`, `relay`).
 
 mod decode;
+mod listen;
 mod prefill;
 mod relay;
 mod settle;
@@ -13,7 +14,7 @@ mod start;
 use std::sync::Arc;
 use std::task::Waker;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use super::action::{Action, Failure};
 use super::connector::Handoff;
@@ -71,6 +72,7 @@ enum State {
     Waiting(Ticket),
     Prefilling(Prefilling),
     Decoding(Decoding),
+    Listening(Box<Listening>),
     Relaying(Relaying),
     Over,
 }
@@ -90,6 +92,16 @@ struct Decoding {
     tried: Vec<WorkerId>,
     /// How often the same decoder was asked again.
     resent: u32,
+}
+
+/// The decoder's stream has begun; the client is told when a token has come, and until then the turn can be tried again.
+struct Listening {
+    decoding: Decoding,
+    status: u16,
+    /// The worker's.
+    headers: Vec<Header>,
+    reader: sse::Reader,
+    held: BytesMut,
 }
 
 /// The decoder's stream is passed on.
@@ -166,6 +178,14 @@ impl Dispatch {
         }
     }
 
+    /// A piece of the stream, after [`Action::Listen`]; no bytes: it has ended.
+    pub fn heard(&mut self, bytes: &Bytes, now: Timestamp) -> Action {
+        match self.take() {
+            State::Listening(listening) => self.listen(listening, bytes, now),
+            other => self.misused(other, "heard", now),
+        }
+    }
+
     /// A piece of the stream, after [`Action::Relay`]: what of it, if anything, goes to the client now.
     pub fn chunk(&mut self, bytes: &Bytes, now: Timestamp) -> Bytes {
         match &mut self.state {
@@ -190,6 +210,7 @@ impl Dispatch {
         match self.take() {
             State::Prefilling(prefilling) => self.prefill_failed(prefilling, failure, now),
             State::Decoding(decoding) => self.decode_failed(decoding, failure, now),
+            State::Listening(listening) => self.decode_failed(listening.decoding, failure, now),
             State::Relaying(relaying) => self.stream_failed(relaying, failure, now),
             other => self.misused(other, "failed", now),
         }
@@ -205,6 +226,9 @@ impl Dispatch {
             | State::Decoding(Decoding { turn, .. })
             | State::Relaying(Relaying { turn, .. }) => {
                 self.fail(turn, FailReason::ClientGone, now);
+            }
+            State::Listening(listening) => {
+                self.fail(listening.decoding.turn, FailReason::ClientGone, now);
             }
         }
         self.over(now);
@@ -269,6 +293,9 @@ impl Dispatch {
             State::Prefilling(Prefilling { turn, .. })
             | State::Decoding(Decoding { turn, .. })
             | State::Relaying(Relaying { turn, .. }) => self.fail(turn, FailReason::Dropped, now),
+            State::Listening(listening) => {
+                self.fail(listening.decoding.turn, FailReason::Dropped, now);
+            }
         }
         let message =
             format!("the door called {called} where it does not belong; this is a bug of the door");

@@ -3,6 +3,7 @@
 //! Promises: the turn is settled whatever happens: a `Drive` that is dropped before its end means that the client left.
 //! Leaves to others: every decision (`Dispatch`), passing a stream on (`relay`), connections (`exchange`).
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
@@ -44,6 +45,7 @@ enum Next {
 struct Begun {
     status: u16,
     headers: Vec<Header>,
+    first: Bytes,
     upstream: Upstream,
     exchange: Exchange,
 }
@@ -167,7 +169,7 @@ impl Drive {
     async fn stream(&mut self, upstream: Upstream) -> Next {
         self.enter(upstream.phase);
         let answered = timeout(upstream.first_byte_timeout, post(&self.shared, &upstream)).await;
-        let (status, map, exchange) = match answered {
+        let (status, map, mut exchange) = match answered {
             Ok(Ok(answered)) => answered,
             Ok(Err(broken)) => return Next::Act(self.failed(&broken, &upstream)),
             Err(_) => {
@@ -176,10 +178,21 @@ impl Drive {
             }
         };
         let headers = headers::from_map(&map);
-        match self.dispatch.head(status, &headers, self.now()) {
-            Action::Relay { status, headers } => Next::Relay(Begun {
+        let mut action = self.dispatch.head(status, &headers, self.now());
+        let mut has_begun = false;
+        while action == Action::Listen {
+            action = self.listen(&upstream, &mut exchange, has_begun).await;
+            has_begun = true;
+        }
+        match action {
+            Action::Relay {
                 status,
                 headers,
+                first,
+            } => Next::Relay(Begun {
+                status,
+                headers,
+                first,
                 upstream,
                 exchange,
             }),
@@ -192,6 +205,26 @@ impl Drive {
                 })
             }
             action => Next::Act(action),
+        }
+    }
+
+    /// One piece of a stream whose client was told nothing yet.
+    async fn listen(
+        &mut self,
+        upstream: &Upstream,
+        exchange: &mut Exchange,
+        has_begun: bool,
+    ) -> Action {
+        let (kind, limit) = upstream.patience(has_begun);
+        let piece = poll_fn(|context| exchange.poll_piece(context));
+        match timeout(limit, piece).await {
+            Ok(Ok(piece)) => {
+                let piece = piece.unwrap_or_default();
+                self.shared.stats.relayed(piece.len());
+                self.dispatch.heard(&piece, self.now())
+            }
+            Ok(Err(broken)) => self.failed(&broken, upstream),
+            Err(_) => self.failed(&Broken::late(kind), upstream),
         }
     }
 
@@ -223,6 +256,7 @@ impl Drive {
         let Begun {
             status,
             headers,
+            first,
             upstream,
             exchange,
         } = begun;
@@ -234,7 +268,7 @@ impl Drive {
             None,
             self.dispatch.reason(),
         );
-        let relay = Relay::new(self, upstream, exchange);
+        let relay = Relay::new(self, upstream, exchange, first);
         head(status, headers, Content::Relay(Box::new(relay)))
     }
 

@@ -13,7 +13,7 @@ use super::driver::Drive;
 use super::exchange::{Broken, Exchange};
 use super::outgoing::draining;
 use super::shared::Stage;
-use crate::dispatch::{Action, TimeoutKind, Upstream};
+use crate::dispatch::{Action, Upstream};
 
 /// A stream on its way from a worker to a client.
 pub(crate) struct Relay {
@@ -23,11 +23,18 @@ pub(crate) struct Relay {
     exchange: Option<Exchange>,
     ending: Pin<Box<dyn Future<Output = ()> + Send>>,
     patience: Alarm,
+    /// What was heard before the client was told; goes out before anything else.
+    first: Bytes,
     has_begun: bool,
 }
 
 impl Relay {
-    pub(crate) fn new(drive: Drive, mut upstream: Upstream, exchange: Exchange) -> Self {
+    pub(crate) fn new(
+        drive: Drive,
+        mut upstream: Upstream,
+        exchange: Exchange,
+        first: Bytes,
+    ) -> Self {
         // The request's bytes are not needed any more; streams are long.
         upstream.body = Bytes::new();
         upstream.headers = Vec::new();
@@ -38,7 +45,8 @@ impl Relay {
             exchange: Some(exchange),
             ending,
             patience: Alarm::default(),
-            has_begun: false,
+            has_begun: !first.is_empty(),
+            first,
         }
     }
 
@@ -57,6 +65,9 @@ impl Relay {
             let mut event = BytesMut::from(&b"\n\n"[..]);
             event.extend_from_slice(&draining().event());
             return self.last(event.freeze());
+        }
+        if !self.first.is_empty() {
+            return Poll::Ready(Some(std::mem::take(&mut self.first)));
         }
         loop {
             let broken = match exchange.poll_piece(context) {
@@ -78,11 +89,7 @@ impl Relay {
                 }
                 Poll::Ready(Err(broken)) => broken,
                 Poll::Pending => {
-                    let (kind, limit) = if self.has_begun {
-                        (TimeoutKind::Idle, self.upstream.idle_timeout)
-                    } else {
-                        (TimeoutKind::FirstByte, self.upstream.first_byte_timeout)
-                    };
+                    let (kind, limit) = self.upstream.patience(self.has_begun);
                     ready!(self.patience.poll(limit, context));
                     Broken::late(kind)
                 }

@@ -39,9 +39,23 @@ pub(super) fn to_python(
             },
         )?
         .into_any(),
-        Action::Relay { status, headers } => {
+        Action::Listen => Bound::new(py, PyListen {})?.into_any(),
+        Action::Relay {
+            status,
+            headers,
+            first,
+        } => {
             let headers = headers_to_python(py, &headers)?.unbind();
-            Bound::new(py, PyRelay { status, headers })?.into_any()
+            let first = PyBytes::new(py, &first).unbind();
+            Bound::new(
+                py,
+                PyRelay {
+                    status,
+                    headers,
+                    first,
+                },
+            )?
+            .into_any()
         }
         Action::Collect { limit } => Bound::new(py, PyCollect { limit })?.into_any(),
         Action::Reply {
@@ -170,9 +184,13 @@ action!(
     /// Send a request and read the head of the answer.
     PyStream "Stream" { upstream: Py<PyUpstream> = "upstream" }
 );
+/// Read the next piece of the stream and pass it to `heard`; the client is told nothing yet.
+#[pyclass(name = "Listen", frozen, module = "conserve._core")]
+pub(super) struct PyListen {}
+
 action!(
-    /// Begin the client's answer; the worker's stream follows.
-    PyRelay "Relay" { status: u16 = "status", headers: Py<PyList> = "headers" }
+    /// Begin the client's answer with this head and `first`; the rest of the worker's stream follows.
+    PyRelay "Relay" { status: u16 = "status", headers: Py<PyList> = "headers", first: Py<PyBytes> = "first" }
 );
 action!(
     /// Read the body of the answer that just began, at most `limit` bytes, and pass it to `answered`.

@@ -141,6 +141,13 @@ impl PyDispatch {
         })
     }
 
+    /// A piece of the stream that is listened to; `b""` at its end.
+    #[pyo3(signature = (data, /))]
+    fn heard<'py>(&self, py: Python<'py>, data: Bytes) -> PyResult<Bound<'py, PyAny>> {
+        let bytes = data.len().max(self.body_bytes);
+        self.act(py, bytes, |dispatch, now| dispatch.heard(&data, now))
+    }
+
     /// What to write to the client for a piece of the worker's stream; may be empty, may be `data`
     /// itself.
     #[pyo3(signature = (data, /))]

@@ -34,7 +34,7 @@ use pyo3::prelude::*;
 mod core {
     #[pymodule_export]
     use super::action::{
-        PyCall, PyCollect, PyFinish, PyRelay, PyReply, PyStream, PyUpstream, PyWait,
+        PyCall, PyCollect, PyFinish, PyListen, PyRelay, PyReply, PyStream, PyUpstream, PyWait,
     };
     #[pymodule_export]
     use super::clock::PyManualClock;

@@ -242,8 +242,23 @@ impl Engine {
         }
     }
 
+    /// KV that was computed for this turn and not pulled stays at its prefiller until the engine's lease ends.
+    pub(crate) fn forsake(&self, grant: &Grant, now: Timestamp) {
+        let Some(prefiller) =
+            (grant.prefiller).filter(|_| grant.queued.is_none() && !grant.handed_over)
+        else {
+            return;
+        };
+        let key = grant.key;
+        self.observers.tell(|| Event::Orphaned {
+            at: now,
+            key,
+            prefiller,
+        });
+    }
+
     pub(crate) fn fail(&self, grant: &mut Grant, why: FailReason, now: Timestamp) {
-        let computed = grant.prefiller.is_some() && grant.queued.is_none();
+        let was_computed = grant.prefiller.is_some() && grant.queued.is_none();
         self.dequeue(grant, None, now);
         self.work(grant, None, now);
         let decoder = self.fleet.worker(grant.decoder);
@@ -281,7 +296,7 @@ impl Engine {
             why,
             took,
         });
-        if computed
+        if was_computed
             && before.phase == ConversationPhase::Placing
             && let Some(prefiller) = grant.prefiller
         {

@@ -112,6 +112,7 @@ impl Turn {
         self.latest = now;
         let anchor = Arc::clone(&self.anchor);
         let grant = &mut self.grant;
+        anchor.forsake(grant, now);
         anchor.dequeue(grant, None, now);
         let turn = TurnView {
             tie: grant.key.folded(),

@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 
 from conserve import ConfigError, ManualClock, Router
-from conserve._core import Call, Collect, Dispatch, Dispatcher, Finish, Relay, Reply, Stream, Upstream, Wait
+from conserve._core import (
+    Call,
+    Collect,
+    Dispatch,
+    Dispatcher,
+    Finish,
+    Listen,
+    Relay,
+    Reply,
+    Stream,
+    Upstream,
+    Wait,
+)
 
 MakeRouter = Callable[..., Router]
 CHAT = "/v1/chat/completions"
@@ -70,14 +82,18 @@ def test_first_turn_goes_over_both_workers(make_router: MakeRouter) -> None:
     assert isinstance(second, Stream)
     assert second.upstream.phase == "decode"
     assert json.loads(second.upstream.body)["kv_transfer_params"] == json.loads(PARAMS)
-    match dispatch.head(200, EVENT_STREAM):
-        case Relay(200, relayed):
+    assert isinstance(dispatch.head(200, EVENT_STREAM), Listen), "nothing for the client yet"
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+    assert isinstance(dispatch.heard(role), Listen)
+    piece = b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n'
+    match dispatch.heard(piece):
+        case Relay(200, relayed, first):
             assert (b"content-type", b"text/event-stream") in relayed
+            assert first == role + piece
         case other:
             pytest.fail(f"not relayed: {other!r}")
     assert dispatch.conversation is not None
     assert "blocks free, most of" in (dispatch.reason or ""), "why there, with the numbers"
-    piece = b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n'
     assert dispatch.chunk(piece) is piece, "what passes unchanged is not copied"
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":7,"total_tokens":17}}\n\n'
     assert dispatch.chunk(usage) == b"", "the client did not ask for the usage"
@@ -95,7 +111,7 @@ def test_later_turn_goes_straight_to_the_decoder(make_router: MakeRouter) -> Non
     stream = dispatcher.open(CHAT, headers(), body())
     stream_to(stream)
     stream.head(200, EVENT_STREAM)
-    stream.chunk(b"data: [DONE]\n\n")
+    stream.heard(b"data: [DONE]\n\n")
     stream.end()
     again = dispatcher.open(CHAT, headers(), body("Hello again", stream=False))
     action = again.start()
@@ -141,7 +157,7 @@ def test_broken_stream_ends_with_an_error_event(make_router: MakeRouter) -> None
     dispatch = Dispatcher(router).open(CHAT, headers(), body())
     stream_to(dispatch)
     dispatch.head(200, EVENT_STREAM)
-    dispatch.chunk(b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n')
+    dispatch.heard(b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n')
     match dispatch.failed("reset"):
         case Finish(data):
             assert b'"error"' in data
@@ -233,7 +249,7 @@ def test_conversations_are_found_by_their_callers(make_router: MakeRouter) -> No
         dispatch = dispatcher.open(CHAT, headers(key=key), body())
         stream_to(dispatch)
         dispatch.head(200, EVENT_STREAM)
-        dispatch.chunk(b"data: [DONE]\n\n")
+        dispatch.heard(b"data: [DONE]\n\n")
         dispatch.end()
     views = [dispatcher.conversation("task-42", headers(key=key)) for key in (None, b"sk-a", b"sk-b")]
     assert len({view.key for view in views if view is not None}) == 3, "one for each credential"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from starlette.types import Receive, Send
 
-from conserve._core import Call, Collect, Finish, Relay, Reply, Stream, Wait
+from conserve._core import Call, Collect, Finish, Listen, Relay, Reply, Stream, Wait
 
 from .decisions import say
 from .errors import Headers, body_of
@@ -32,7 +32,7 @@ __all__ = ["Drive"]
 
 logger = logging.getLogger(__name__)
 
-_Action: TypeAlias = "Wait | Call | Stream | Relay | Collect | Reply | Finish"
+_Action: TypeAlias = "Wait | Call | Stream | Listen | Relay | Collect | Reply | Finish"
 _Stop: TypeAlias = Literal["gone", "stalled", "shutdown"]
 _SHUTDOWN_BODY: Final = body_of("the router is shutting down; try again", code="draining", status=503)
 
@@ -143,6 +143,19 @@ class Drive:
                 response = await self._door.upstreams.post(upstream)
             headers = lower(response.raw_headers)
             action = self._dispatch.head(response.status, headers)
+            heard = 0
+            while isinstance(action, Listen):
+                kind: Failure = "idle_timeout" if heard else "first_byte_timeout"
+                limit_s = upstream.idle_timeout_s if heard else upstream.first_byte_timeout_s
+                try:
+                    async with asyncio.timeout(limit_s):
+                        piece = await response.content.readany()
+                except TimeoutError:
+                    self._note(kind, upstream, None)
+                    return self._dispatch.failed(kind)
+                heard += len(piece)
+                self._door.metrics.relayed_bytes += len(piece)
+                action = self._dispatch.heard(piece)
             match action:
                 case Relay():
                     return await self._relay(upstream, response, action)
@@ -166,9 +179,13 @@ class Drive:
         stall_s = self._door.settings.client_stall_timeout_s
         say(self._route, relay.status, relay.headers, None, dispatch.reason)
         await self._head(relay.status, relay.headers)
-        limit_s = upstream.first_byte_timeout_s
+        limit_s = upstream.idle_timeout_s if relay.first else upstream.first_byte_timeout_s
+        kind: Failure = "idle_timeout" if relay.first else "first_byte_timeout"
         relayed = 0
         try:
+            if relay.first:
+                watchdog.expect("client", stall_s)
+                await send({"type": "http.response.body", "body": relay.first, "more_body": True})
             while True:
                 watchdog.expect("worker", limit_s)
                 try:
@@ -177,12 +194,11 @@ class Drive:
                     if watchdog.fired != "worker" or self._stop is not None or self._task is None:
                         raise
                     self._task.uncancel()
-                    kind: Failure = "first_byte_timeout" if relayed == 0 else "idle_timeout"
                     self._note(kind, upstream, None)
                     return dispatch.failed(kind)
                 if not piece:
                     break
-                limit_s = upstream.idle_timeout_s
+                limit_s, kind = upstream.idle_timeout_s, "idle_timeout"
                 relayed += len(piece)
                 out = dispatch.chunk(piece)
                 if out:

@@ -94,6 +94,7 @@ enum Doing {
     Called(Phase),
     Streaming,
     Collecting,
+    Listening,
     Relaying,
 }
 
@@ -136,6 +137,7 @@ impl Stage {
             Action::Call(upstream) => Doing::Called(upstream.phase),
             Action::Stream(_) => Doing::Streaming,
             Action::Collect { .. } => Doing::Collecting,
+            Action::Listen => Doing::Listening,
             Action::Relay { .. } => Doing::Relaying,
             Action::Reply { status, body, .. } => {
                 if status >= 400 && body.starts_with(b"{\"error\":{\"message\":") {
@@ -187,7 +189,7 @@ impl Stage {
                 dispatch.answered(status, &json, &Bytes::from_static(body.as_bytes()), now)
             }
             Doing::Streaming => dispatch.head(status, &json, now),
-            Doing::Relaying => return,
+            Doing::Listening | Doing::Relaying => return,
         };
         self.obey(index, action);
     }
@@ -204,11 +206,9 @@ impl Stage {
                 let action = self.requests[index].dispatch.head(200, &head, now);
                 self.obey(index, action);
             }
-            Doing::Relaying => {
+            Doing::Listening | Doing::Relaying => {
                 for event in [WORD, USAGE, DONE] {
-                    self.requests[index]
-                        .dispatch
-                        .chunk(&Bytes::from_static(event.as_bytes()), now);
+                    self.piece(index, event.as_bytes());
                 }
             }
         }
@@ -216,9 +216,28 @@ impl Stage {
 
     fn end(&mut self, index: usize) {
         let now = self.now;
-        if matches!(self.requests[index].doing, Doing::Relaying) {
-            self.requests[index].dispatch.end(now);
-            self.remove(index);
+        match self.requests[index].doing {
+            Doing::Relaying => {
+                self.requests[index].dispatch.end(now);
+                self.remove(index);
+            }
+            Doing::Listening => {
+                let action = self.requests[index].dispatch.heard(&Bytes::new(), now);
+                self.obey(index, action);
+            }
+            _ => {}
+        }
+    }
+
+    /// A piece of a stream; also where none belongs.
+    fn piece(&mut self, index: usize, bytes: &'static [u8]) {
+        let (now, bytes) = (self.now, Bytes::from_static(bytes));
+        let Request { dispatch, doing } = &mut self.requests[index];
+        if matches!(doing, Doing::Listening) && !bytes.is_empty() {
+            let action = dispatch.heard(&bytes, now);
+            self.obey(index, action);
+        } else {
+            dispatch.chunk(&bytes, now);
         }
     }
 
@@ -252,10 +271,11 @@ impl Stage {
             Step::Piece(which, text, cut) => {
                 if let Some(index) = self.pick(which) {
                     let (head, tail) = text.split_at(cut % text.len());
+                    let before = self.requests.len();
                     for part in [head, tail] {
-                        self.requests[index]
-                            .dispatch
-                            .chunk(&Bytes::from_static(part.as_bytes()), now);
+                        if self.requests.len() == before {
+                            self.piece(index, part.as_bytes());
+                        }
                     }
                 }
             }

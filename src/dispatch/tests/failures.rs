@@ -172,7 +172,7 @@ fn a_decoder_that_refuses_the_connection_is_lost_and_the_turn_is_placed_again() 
         body_of(&found).contains(PARAMS),
         "with its whole history, prefilled again"
     );
-    turn.stream_begins().relay();
+    turn.listen();
     for event in [WORD, USAGE, DONE] {
         turn.chunk(event);
     }

@@ -7,7 +7,7 @@ fn steps(turn: &mut Client<'_>, count: usize) {
     let steps: [fn(&mut Client<'_>); 5] = [
         |turn| drop(turn.start().call("p0")),
         |turn| drop(turn.answered(200, PREFILLED).stream("d0")),
-        |turn| drop(turn.stream_begins().relay()),
+        |turn| turn.listen(),
         |turn| drop(turn.chunk(WORD)),
         |turn| drop(turn.chunk(DONE)),
     ];
@@ -68,7 +68,7 @@ fn a_pinned_turn_whose_client_leaves_keeps_the_pin() {
     let home = world.open(&TASK, &chat("")).succeed();
     let mut turn = world.open(&TASK, &streamed());
     turn.start().stream(&home);
-    turn.stream_begins().relay();
+    turn.listen();
     turn.chunk(WORD);
     turn.gone();
     assert_eq!(world.booked(), 4, "the growth is returned");

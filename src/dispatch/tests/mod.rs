@@ -58,6 +58,10 @@ struct Client<'a> {
     world: &'a World,
     dispatch: Dispatch,
     now: Timestamp,
+    /// The head is held back.
+    listens: bool,
+    /// The head, once it was let go.
+    headers: Vec<Header>,
 }
 
 /// 100 blocks of 16 tokens each on every decoder.
@@ -119,6 +123,8 @@ impl World {
             world: self,
             dispatch,
             now: self.now,
+            listens: false,
+            headers: Vec::new(),
         }
     }
 
@@ -220,8 +226,38 @@ impl Client<'_> {
         )
     }
 
+    /// A stream whose head is held back.
+    #[track_caller]
+    fn listen(&mut self) {
+        assert_eq!(self.stream_begins(), Action::Listen);
+        self.listens = true;
+    }
+
+    fn heard(&mut self, text: &str) -> Action {
+        self.dispatch.heard(&Bytes::from(text.to_owned()), self.now)
+    }
+
+    /// A piece comes; what the client sees of the stream then.
+    #[track_caller]
     fn chunk(&mut self, text: &str) -> String {
-        string(&self.dispatch.chunk(&Bytes::from(text.to_owned()), self.now))
+        if !self.listens {
+            return string(&self.dispatch.chunk(&Bytes::from(text.to_owned()), self.now));
+        }
+        if text.is_empty() {
+            return String::new();
+        }
+        match self.heard(text) {
+            Action::Listen => String::new(),
+            Action::Relay {
+                status: 200,
+                headers,
+                first,
+            } => {
+                (self.listens, self.headers) = (false, headers);
+                string(&first)
+            }
+            other => panic!("expected a stream, got {other:?}"),
+        }
     }
 
     fn end(&mut self) -> String {
@@ -252,7 +288,7 @@ impl Client<'_> {
                 upstream.name.to_string()
             }
             Action::Stream(upstream) => {
-                self.stream_begins().relay();
+                self.listen();
                 for event in [ROLE, WORD, USAGE, DONE] {
                     self.chunk(event);
                 }
@@ -322,6 +358,7 @@ impl Expect for Action {
         let Self::Relay {
             status: 200,
             headers,
+            ..
         } = self
         else {
             panic!("expected a relay, got {self:?}")

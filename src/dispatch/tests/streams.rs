@@ -2,6 +2,8 @@
 
 use super::*;
 
+const FAILED: &str = "data: {\"error\":{\"message\":\"kv load failed\",\"code\":500}}\n\n";
+
 #[track_caller]
 fn error_event(text: &str) -> serde_json::Value {
     let data = text
@@ -19,7 +21,7 @@ fn relaying(world: &World) -> Client<'_> {
         action = turn.answered(200, PREFILLED);
     }
     assert!(matches!(action, Action::Stream(_)));
-    turn.stream_begins().relay();
+    turn.listen();
     turn
 }
 
@@ -113,17 +115,103 @@ fn a_reset_after_done_is_no_failure() {
 fn an_error_event_of_the_worker_passes_and_fails_the_turn() {
     let world = world(1, 1);
     let mut turn = relaying(&world);
-    // vLLM tells the role before it has fetched anything.
-    assert_eq!(turn.chunk(ROLE), ROLE);
-    let event = "data: {\"error\":{\"message\":\"kv load failed\",\"code\":500}}\n\n";
-    assert_eq!(turn.chunk(event), event);
+    assert_eq!(turn.chunk(&[ROLE, WORD].concat()), [ROLE, WORD].concat());
+    assert_eq!(turn.chunk(FAILED), FAILED);
     assert_eq!(turn.chunk(DONE), DONE);
     assert_eq!(turn.end(), "");
+    assert_eq!(world.counter("handoffs_recomputed"), 0);
     assert_eq!(
-        world.events(|event| matches!(event, Event::HandedOver { .. })),
-        0,
-        "the decoder never had the KV"
+        world.events(|event| matches!(event, Event::TurnFailed { .. })),
+        1
     );
+    world.settled();
+}
+
+#[test]
+fn kv_that_cannot_be_loaded_is_computed_before_the_client_sees_anything() {
+    // vLLM tells the role before it has fetched anything; a completion's stream begins with the error.
+    for before in ["", ROLE] {
+        let world = world(1, 1);
+        let mut turn = relaying(&world);
+        assert_eq!(turn.chunk(before), "");
+        let again = turn.heard(&[FAILED, DONE].concat()).stream("d0");
+        assert!(!body_of(&again).contains("kv_transfer_params"));
+        assert_eq!(world.counter("handoffs_recomputed"), 1);
+        let orphaned = |event: &Event| matches!(event, Event::Orphaned { .. });
+        assert_eq!(world.events(orphaned), 1, "nobody pulls that KV any more");
+        turn.listen();
+        assert_eq!(
+            turn.chunk(&[ROLE, FAILED].concat()),
+            [ROLE, FAILED].concat()
+        );
+        turn.end();
+        assert_eq!(world.events(orphaned), 1, "counted once");
+        world.untouched();
+    }
+}
+
+#[test]
+fn a_decoder_lost_before_its_first_token_is_tried_again_unseen() {
+    let world = world(0, 1);
+    world.open(&TASK, &chat("")).succeed();
+    let mut turn = relaying(&world);
+    assert_eq!(turn.chunk(ROLE), "");
+    turn.failed(Failure::Reset).stream("d0");
+    turn.listen();
+    for event in [ROLE, WORD, USAGE, DONE] {
+        turn.chunk(event);
+    }
+    assert_eq!(turn.end(), "");
+    assert_eq!(world.counter("decodes_retried"), 1);
+    assert_eq!(world.counter("streams_cut"), 0);
+    world.settled();
+}
+
+#[test]
+fn a_decoder_that_falls_silent_before_its_first_token_is_a_plain_error() {
+    let world = world(1, 1);
+    let mut turn = relaying(&world);
+    turn.chunk(ROLE);
+    turn.failed(Failure::Timeout(TimeoutKind::Idle))
+        .error(504, "worker_timeout");
+    world.untouched();
+}
+
+#[test]
+fn a_stream_that_ends_before_its_first_token_is_a_plain_error_or_all_there_is() {
+    let world = world(0, 1);
+    let mut turn = relaying(&world);
+    turn.chunk(ROLE);
+    turn.heard("").error(502, "worker_protocol_error");
+    world.untouched();
+
+    let mut turn = relaying(&world);
+    assert_eq!(turn.chunk("data: [DONE]"), "", "half an event is held back");
+    assert_eq!(turn.heard("").reply(200).1, "data: [DONE]");
+    world.settled();
+}
+
+#[test]
+fn a_stream_without_a_token_is_held_back_up_to_a_limit() {
+    let world = world(0, 1);
+    let mut turn = relaying(&world);
+    let beat = format!(": {}\n\n", "x".repeat(1 << 12));
+    let mut beats = 0;
+    let first = loop {
+        beats += 1;
+        match turn.heard(&beat) {
+            Action::Listen => {}
+            Action::Relay { first, .. } => break string(&first),
+            other => panic!("expected a stream, got {other:?}"),
+        }
+    };
+    assert_eq!(first, beat.repeat(beats), "nothing is lost");
+    assert_eq!(beats, 16, "64 KiB");
+    assert_eq!(
+        world.events(|event| matches!(event, Event::FirstToken { .. })),
+        0
+    );
+    turn.gone();
     world.untouched();
 }
 
@@ -135,7 +223,7 @@ fn usage_that_the_client_asked_for_passes() {
         &chat(r#","stream":true,"stream_options":{"include_usage":true}"#),
     );
     turn.start().stream("d0");
-    turn.stream_begins().relay();
+    turn.listen();
     assert_eq!(
         turn.chunk(&[WORD, USAGE, DONE].concat()),
         [WORD, USAGE, DONE].concat()

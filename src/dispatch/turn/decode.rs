@@ -1,11 +1,11 @@
 //! The decoder's half, until its answer begins to reach the client.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
-use super::{Decoding, Dispatch, Relaying, State};
+use super::{Decoding, Dispatch, Listening, Relaying, State};
 use crate::dispatch::action::{Action, Failure, TimeoutKind};
 use crate::dispatch::answer::{self, Answer};
-use crate::dispatch::connector::Handoff;
+use crate::dispatch::connector::{Handoff, Stale};
 use crate::dispatch::headers::{self, Header};
 use crate::dispatch::{splice, sse};
 use crate::error::Phase;
@@ -24,6 +24,12 @@ impl Dispatch {
         mut tried: Vec<WorkerId>,
         now: Timestamp,
     ) -> Action {
+        Self::leave_prefillers(&mut turn, &mut tried, now);
+        self.decode(turn, None, tried, now)
+    }
+
+    /// No prefiller has a part in the turn any more; KV that waits at one is an orphan.
+    pub(super) fn leave_prefillers(turn: &mut Turn, tried: &mut Vec<WorkerId>, now: Timestamp) {
         if turn.route().handoff {
             tried.extend(
                 turn.route()
@@ -31,11 +37,10 @@ impl Dispatch {
                     .as_ref()
                     .map(|prefiller| prefiller.id),
             );
-            while let Some(next) = turn.reprefill(&tried, now) {
+            while let Some(next) = turn.reprefill(tried, now) {
                 tried.push(next.id);
             }
         }
-        self.decode(turn, None, tried, now)
     }
 
     pub(super) fn decode(
@@ -60,8 +65,8 @@ impl Dispatch {
         let params = match &decoding.handoff {
             None => None,
             Some(handoff) => match handoff.params(self.shared.config.lease, now) {
-                Some(params) => Some(params.clone()),
-                None => return self.prefill_again(decoding, now),
+                Ok(params) => params.cloned(),
+                Err(Stale) => return self.prefill_again(decoding, now),
             },
         };
         let peek = &self.request().peek;
@@ -112,17 +117,29 @@ impl Dispatch {
             self.state = State::Decoding(decoding);
             return Action::Collect { limit };
         }
-        let hides_usage = splice::hides_usage(&self.request().peek);
-        let headers_out = self.answer_headers(&decoding.turn, headers);
+        if !headers::is_encoded(headers) {
+            let hides_usage = splice::hides_usage(&self.request().peek);
+            self.state = State::Listening(Box::new(Listening {
+                decoding,
+                status,
+                headers: headers.to_vec(),
+                reader: sse::Reader::new(hides_usage),
+                held: BytesMut::new(),
+            }));
+            return Action::Listen;
+        }
+        // What cannot be read is passed on as it comes.
+        let headers = self.answer_headers(&decoding.turn, headers);
         self.state = State::Relaying(Relaying {
             turn: decoding.turn,
-            reader: (!headers::is_encoded(headers)).then(|| sse::Reader::new(hides_usage)),
+            reader: None,
             pieces: 0,
             effective: None,
         });
         Action::Relay {
             status,
-            headers: headers_out,
+            headers,
+            first: Bytes::new(),
         }
     }
 
@@ -154,11 +171,7 @@ impl Dispatch {
                 };
                 self.pass_on(decoding.turn, why, status, headers, body, now)
             }
-            500..=599 if decoding.handoff.is_some() => {
-                // The decoder could not load the KV, most likely: once more, and it computes the prompt itself.
-                self.shared.counters.handoffs_recomputed.add();
-                self.decode_alone(decoding.turn, decoding.tried, now)
-            }
+            500..=599 if decoding.handoff.is_some() => self.recompute(decoding, now),
             500..=599 => self.pass_on(
                 decoding.turn,
                 FailReason::DecoderError,
@@ -172,6 +185,12 @@ impl Dispatch {
                 self.answered_nonsense(decoding.turn, &what, now)
             }
         }
+    }
+
+    /// The decoder could not load the KV, most likely: once more, and it computes the prompt itself.
+    pub(super) fn recompute(&mut self, decoding: Decoding, now: Timestamp) -> Action {
+        self.shared.counters.handoffs_recomputed.add();
+        self.decode_alone(decoding.turn, decoding.tried, now)
     }
 
     fn decode_done(

@@ -27,7 +27,7 @@ impl Dispatch {
             .config
             .connector
             .prefill_params(&request.transfer_id, &self.peer(&worker));
-        let body = splice::prefill_body(&self.body, &request.peek, &params.unwrap_or_default());
+        let body = splice::prefill_body(&self.body, &request.peek, params.as_deref());
         let upstream = self.upstream(&worker, body, Phase::Prefill);
         tried.push(worker.id);
         self.state = State::Prefilling(Prefilling {
@@ -90,7 +90,7 @@ impl Dispatch {
         let Prefilling {
             mut turn,
             worker,
-            tried,
+            mut tried,
         } = prefilling;
         let (size, transfer_id) = (self.request().peek.size, &self.request().transfer_id);
         let peer = self.peer(&worker);
@@ -110,6 +110,10 @@ impl Dispatch {
                 now,
             );
         }
+        if handoff.is_none() {
+            // The model ended at its first token, so the engine kept no KV to hand over, and none is orphaned.
+            Self::leave_prefillers(&mut turn, &mut tried, now);
+        }
         let counted = answer.usage.and_then(|usage| usage.prompt);
         if let Some(counted) = counted {
             self.shared.ratio.observe(size, counted);
@@ -118,11 +122,7 @@ impl Dispatch {
             counted.map_or_else(|| self.shared.ratio.tokens(size), Tokens),
             now,
         );
-        match handoff {
-            Some(handoff) => self.decode(turn, Some(handoff), tried, now),
-            // The model ended at its first token, so the engine kept no KV to hand over.
-            None => self.decode_alone(turn, tried, now),
-        }
+        self.decode(turn, handoff, tried, now)
     }
 
     /// 503: the worker is busy, and so may the others be. If there is another, it is asked; else the client is told.

@@ -4,6 +4,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::{Dispatch, Relaying};
 use crate::dispatch::action::{Action, Failure};
+use crate::dispatch::sse;
 use crate::error::WorkerErrorKind;
 use crate::event::FailReason;
 use crate::units::Timestamp;
@@ -15,12 +16,19 @@ impl Relaying {
             return bytes.clone();
         };
         let passed = reader.chunk(bytes);
-        let seen = reader.seen();
+        self.hear(now);
+        passed
+    }
+
+    /// Notes what the reader has seen by now.
+    pub(super) fn hear(&mut self, now: Timestamp) {
+        let Some(seen) = self.reader.as_ref().map(sse::Reader::seen) else {
+            return;
+        };
         self.note(seen.pieces, now);
         if seen.content && self.effective.is_none() {
             self.effective = Some(now);
         }
-        passed
     }
 
     /// `pieces` events with tokens have come so far.
