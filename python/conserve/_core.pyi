@@ -7,7 +7,7 @@ All classes may be used from several threads at once, with and without the GIL.
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias, final
+from typing import Final, Literal, Self, TypeAlias, TypedDict, final
 
 __all__ = [
     "Call",
@@ -867,40 +867,125 @@ class SimWorkload:
         """Turns of all conversations."""
     def __len__(self) -> int: ...
 
+class _TurnColumns(TypedDict):
+    """One entry for each turn, in order of completion; turns that never completed come last."""
+
+    conversation: list[int]
+    turn: list[int]
+    prefiller: list[int]
+    decoder: list[int]
+    moved: list[bool]
+    visible: list[bool]
+    ready_s: list[float]
+    admitted_s: list[float]
+    prefill_start_s: list[float]
+    prefill_end_s: list[float]
+    transfer_end_s: list[float]
+    first_token_s: list[float]
+    last_token_s: list[float]
+    gap_mean_s: list[float]
+    gap_p95_s: list[float]
+    gap_max_s: list[float]
+    line_s: list[float]
+    engine_queue_s: list[float]
+    handoff_wait_s: list[float]
+    slept_s: list[float]
+    compute_s: list[float]
+    transfer_s: list[float]
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+    cached_tokens: list[int]
+    prefilled_tokens: list[int]
+    recomputed_tokens: list[int]
+    transferred_tokens: list[int]
+    preemptions: list[int]
+
+class _ConversationColumns(TypedDict):
+    """One entry for each conversation, in the order of the workload."""
+
+    arrival_s: list[float]
+    admitted_s: list[float]
+    done_s: list[float]
+    ttfet_s: list[float]
+    tool_s: list[float]
+    turns_done: list[int]
+    handoffs: list[int]
+    moves: list[int]
+    status: list[str]
+
+class _EngineColumns(TypedDict):
+    """One entry for each engine, in the order of the scenario: joules `_j` and seconds `_s` by phase, and counts."""
+
+    name: list[str]
+    role: list[str]
+    prefill_j: list[float]
+    mixed_j: list[float]
+    decode_j: list[float]
+    idle_j: list[float]
+    parked_j: list[float]
+    prefill_s: list[float]
+    mixed_s: list[float]
+    decode_s: list[float]
+    idle_s: list[float]
+    parked_s: list[float]
+    window_joules: list[float]
+    steps: list[int]
+    prefill_tokens: list[int]
+    generated_tokens: list[int]
+    recomputed_tokens: list[int]
+    evicted_tokens: list[int]
+    loaded_tokens: list[int]
+    preemptions: list[int]
+    queue_peak: list[int]
+    kv_blocks: list[int]
+
+class _Counters(TypedDict):
+    """Counts of the whole run."""
+
+    events: int
+    handoffs: int
+    fetches: int
+    moves: int
+    abandoned_handoffs: int
+    flips: int
+    transferred_bytes: float
+    link_busy_s: float
+
+class _Diagnosis(TypedDict):
+    """How a run ended; `stuck` says who waits for what, if nobody could go on."""
+
+    outcome: Literal["finished", "deadlocked", "horizon"]
+    finished: int
+    refused: int
+    unfinished: int
+    unstable: bool
+    backlog_slope_per_s: float
+    backlog_mean: float
+    stuck: list[str]
+
 @final
 class SimResult:
-    """What one run left behind. Times are seconds of virtual time, NaN where a thing did not happen; engines are numbered
-    as in the scenario, -1 for none.
+    """What one run left behind.
+
+    Times are seconds of virtual time, NaN where a thing did not happen. Engines are numbered as in the scenario; -1: none.
     """
 
-    def turns(self) -> dict[str, list[float] | list[int] | list[bool]]:
-        """One entry for each turn, by column, in order of completion; turns that never completed come last.
+    def turns(self) -> _TurnColumns:
+        """The turns, by column. Where the time to the first token went is in line_s to transfer_s; a gap is between tokens."""
+    def conversations(self) -> _ConversationColumns:
+        """The conversations, by column.
 
-        conversation, turn (from 0); ready_s, admitted_s, prefill_start_s, prefill_end_s, transfer_end_s, first_token_s,
-        last_token_s; gap_mean_s, gap_p95_s, gap_max_s (between tokens); prefiller, decoder, moved, visible; prompt_tokens,
-        output_tokens, cached_tokens, prefilled_tokens, recomputed_tokens, transferred_tokens; preemptions; and where the time
-        to the first token went: line_s, engine_queue_s, compute_s, handoff_wait_s, transfer_s, slept_s.
+        `ttfet_s` counts from arrival to the first token of the first visible turn, tool time included, which is `tool_s`.
+        `status` is "finished", "unfinished", or the code of the router's refusal.
         """
-    def conversations(self) -> dict[str, list[float] | list[int] | list[str]]:
-        """One entry for each conversation, by column, in the order of the workload.
-
-        arrival_s, admitted_s, done_s, ttfet_s (from arrival, tool time included), tool_s (before the first visible turn),
-        turns_done, handoffs, moves, status: "finished", "unfinished", or the code of the router's refusal.
-        """
-    def engines(self) -> dict[str, list[float] | list[int] | list[str]]:
-        """One entry for each engine, by column.
-
-        name, role; prefill_j, mixed_j, decode_j, idle_j, parked_j and the same in seconds (`prefill_s` and so on);
-        window_joules (NaN without a window); steps, prefill_tokens, generated_tokens, recomputed_tokens, evicted_tokens,
-        loaded_tokens, preemptions, queue_peak, kv_blocks.
-        """
-    def counters(self) -> dict[str, float]:
-        """Counts of the run: events, handoffs, fetches, moves, abandoned_handoffs, flips, transferred_bytes, link_busy_s."""
-    def diagnosis(self) -> dict[str, str | int | float | bool | list[str]]:
+    def engines(self) -> _EngineColumns:
+        """The engines, by column. `window_joules` is NaN without an energy window."""
+    def counters(self) -> _Counters:
+        """Counts of the whole run."""
+    def diagnosis(self) -> _Diagnosis:
         """What to know before believing the numbers.
 
-        outcome ("finished", "deadlocked" or "horizon"), finished, refused, unfinished; unstable: the backlog grew while
-        conversations arrived, or the run did not finish; backlog_slope_per_s, backlog_mean; stuck: who waits for what.
+        `unstable`: the backlog grew while conversations arrived, or the run did not finish; percentiles are transients.
         """
     @property
     def events(self) -> list[tuple[float, str]]:

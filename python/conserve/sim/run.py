@@ -1,0 +1,69 @@
+"""One run of the simulator's core: a scenario as a mapping, conversations as records."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from conserve._core import SimResult, SimWorkload
+from conserve._core import simulate as _simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .workload import Conversation
+
+__all__ = ["SimResult", "SimWorkload", "columns", "simulate"]
+
+
+def columns(
+    conversations: Sequence[Conversation],
+    *,
+    arrivals_s: Sequence[float],
+    flips: Sequence[Sequence[bool]] | None = None,
+    shared_prefix: bool = False,
+) -> SimWorkload:
+    """The conversations, each arriving at its time, as the core takes them.
+
+    `flips` declares turns mispredicted, one sequence for each conversation (see the scenario's `flip`). With
+    `shared_prefix` the head of the first prompts that the source shares is computed once on each engine.
+
+    Raises ValueError with column and place for lengths or times that cannot be.
+    """
+    if len(arrivals_s) != len(conversations):
+        raise ValueError(f"{len(arrivals_s)} arrival times for {len(conversations)} conversations")
+    turns = [turn for conversation in conversations for turn in conversation.turns]
+    marked = [
+        index == conversation.visible_turn or turn.visible
+        for conversation in conversations
+        for index, turn in enumerate(conversation.turns)
+    ]
+    heads = [
+        conversation.shared_prefix_tokens
+        if shared_prefix and conversation.shared_prefix_tokens < conversation.turns[0].prompt_tokens
+        else 0
+        for conversation in conversations
+    ]
+    return SimWorkload(
+        arrival_s=arrivals_s,
+        turns=[len(conversation.turns) for conversation in conversations],
+        append=[turn.append_tokens for turn in turns],
+        output=[turn.output_tokens for turn in turns],
+        gap_s=[turn.gap_s for turn in turns],
+        visible=marked,
+        reuse=[turn.reuse_tokens for turn in turns],
+        flip=None if flips is None else [flip for flipped in flips for flip in flipped],
+        prefix_id=[0 if head else -1 for head in heads],
+        prefix_tokens=heads,
+    )
+
+
+def simulate(scenario: Mapping[str, object], workload: SimWorkload, *, seed: int) -> SimResult:
+    """Runs `scenario` over `workload`; the same three give the same result to the last bit.
+
+    A scenario is what `docs/reference/scenario.md` lists; `{"engines": [{"role": "both"}]}` is a whole one. Other threads
+    run meanwhile.
+
+    Raises ConfigError with the path of the first key that is unknown, of the wrong type or out of range.
+    """
+    return _simulate(json.dumps(scenario), workload, seed=seed)
