@@ -93,7 +93,7 @@ loom:  ## model-check the core's atomics
 	@! grep -q '^test result: ok. 0 passed' target/loom.log || { echo 'error: no loom model ran'; exit 1; }
 
 bench: setup-dev  ## measure; raw results go to bench/results
-	@cargo bench --locked
+	@cargo bench --locked --features sim
 	@$(BIN)/python bench/python/turn.py
 	@$(BIN)/python bench/python/dispatch.py
 	@$(BIN)/python bench/python/door.py --json bench/results/door.json

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from conserve import ConfigError
 from conserve.sim.run import SimWorkload, columns, simulate
 from conserve.sim.workload import Conversation, TurnRecord, generate, poisson
 
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "simulator.md"
 PAIR = {"engines": [{"role": "prefiller"}, {"role": "decoder"}]}
 
 
@@ -82,3 +86,28 @@ def test_a_bad_column_names_its_place() -> None:
         SimWorkload(arrival_s=[0.0], turns=[2], append=[5, 5], output=[1, 0], gap_s=[0.0, 0.0])
     with pytest.raises(ValueError, match="2 arrival times for 1 conversations"):
         columns([conversation(TurnRecord(10, 1))], arrivals_s=[0.0, 1.0])
+
+
+def test_the_guide_shows_every_key_with_its_default() -> None:
+    shown = json.loads(re.findall(r"```json\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[0])
+    tasks = list(generate("swe-agent", 10, seed=1))
+    workload = columns(tasks, arrivals_s=poisson(10, rate_per_s=2.0, seed=1))
+    full, least = (
+        simulate(scenario, workload, seed=1) for scenario in (shown, {"engines": [{"role": "both"}]})
+    )
+    assert repr(full.turns()) == repr(least.turns())
+    assert repr(full.engines()) == repr(least.engines())
+    # A key that the guide lacks would be a key of the error that serde lists for an unknown one.
+    with pytest.raises(ConfigError) as caught:
+        simulate({"engines": [], "nonsense": 1}, workload, seed=1)
+    known = set(re.findall(r"`(\w+)`", str(caught.value))) - {"nonsense", "checks"}
+    assert known == set(shown)
+
+
+def test_the_guides_example_runs() -> None:
+    code = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    names: dict[str, object] = {}
+    exec(code, names)
+    joules = names["joules"]
+    assert isinstance(joules, float)
+    assert joules > 0
