@@ -22,6 +22,8 @@ from pydantic.fields import FieldInfo
 from readme_numbers import numbers
 
 from conserve import Router, errors
+from conserve.energy.account import Account
+from conserve.energy.exposition import exposition
 from conserve.proxy.metrics import DoorMetrics
 from conserve.settings import Settings
 
@@ -119,7 +121,7 @@ def settings_page() -> str:
         "Each setting `name` is an argument of `conserve.Settings`, an option of `conserve serve`, and the variable\n"
         "`CONSERVE_NAME`; arguments and options win. What is secret is a variable only. Times are in seconds, sizes in bytes.\n\n"
         "A worker is written `URL[,key=value...]` with the keys `name`, `tier`, `kv_blocks`, `block_size`, `max_model_len`,\n"
-        "`prefill_backlog_tokens` and, for a prefiller under the connector `mooncake`, `bootstrap` and `engine_id`. Give the\n"
+        "`prefill_backlog_tokens`, `gpus` (`0+1`) and, for a prefiller under the connector `mooncake`, `bootstrap` and `engine_id`. Give the\n"
         "option once for each worker; in the variable, separate workers with spaces.\n\n"
         + table(("setting", "option", "default", "takes", "meaning"), rows)
     )
@@ -128,12 +130,14 @@ def settings_page() -> str:
 def metrics_page() -> str:
     """Every metric of the router and of the door."""
     text = Router().metrics() + DoorMetrics().exposition(in_flight=0, draining=False, dispatched={})
+    text += exposition(Account({}, {}), {})
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE)
     return (
         "# Metrics\n\n"
         "`GET /metrics` and `Router.metrics()` give Prometheus text. The names that begin with `conserve_door_` are the\n"
-        "proxy's; the others are the router's and the same in the library.\n\n"
+        "proxy's, `conserve_energy_`, `conserve_power_` and those for joules are of `conserve serve` where there is an energy\n"
+        "counter; the others are the router's and the same in the library.\n\n"
         + table(
             ("metric", "kind", "meaning"),
             ((f"`{name}`", kinds[name], sentence(said)) for name, said in helps),

@@ -6,6 +6,7 @@ Times are in seconds and sizes in bytes; the unit is the last word of the name.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -44,6 +45,8 @@ class WorkerAt:
     """Of a prefiller, for connector mooncake: the address of its bootstrap server."""
     engine_id: str | None = None
     """Of a prefiller, for connector mooncake: what the transfer layer calls it."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs of this machine that it runs on, written `gpus=0+1`, so that their energy is counted as its own."""
 
     @classmethod
     def parse(cls, text: str) -> WorkerAt:
@@ -58,10 +61,16 @@ class WorkerAt:
                 if not value.isascii() or not value.isdigit() or int(value) == 0:
                     raise ValueError(f"worker {url}: {key} takes a whole number above 0, not {value!r}")
                 values[key] = int(value)
+            elif key == "gpus":
+                if not re.fullmatch(r"\d{1,4}(\+\d{1,4})*", value, re.ASCII):
+                    raise ValueError(
+                        f"worker {url}: gpus takes indices joined by '+', like 0+1, not {value!r}"
+                    )
+                values[key] = tuple(dict.fromkeys(map(int, value.split("+"))))
             elif key in _TEXTS and value:
                 values[key] = value
             else:
-                known = ", ".join((*_TEXTS, *_NUMBERS))
+                known = ", ".join((*_TEXTS, *_NUMBERS, "gpus"))
                 raise ValueError(f"worker {url}: {option!r} is no option; known: {known}, each as key=value")
         return cls(url.rstrip("/"), **values)
 
@@ -195,8 +204,12 @@ class Settings(BaseSettings):
         3, ge=1, le=1000, description="Failed probes in a row that make a worker lost."
     )
     control_key: SecretStr | None = Field(
-        None, description="Bearer token asked for by /v1/fleet and /metrics."
+        None, description="Bearer token asked for by /v1/fleet, /v1/energy and /metrics."
     )
+    energy: Literal["auto", "off"] = Field(
+        "auto", description="Whether to read the energy counters that this machine offers."
+    )
+    energy_interval_s: float = Field(0.2, ge=0.01, le=60, description="Between two looks at them.")
 
     def __init__(self, **values: object) -> None:
         try:

@@ -44,9 +44,10 @@ def _run(*, log_level: str, ready_file: Path | None, **given: object) -> None:
         settings = Settings(**{key: value for key, value in given.items() if value not in (None, [])})
         if not settings.decoders and not settings.both:
             _end("no decoder: give --decoder URL for each, or --both URL, or CONSERVE_DECODERS")
+        from conserve.energy.sampler import Sampler
         from conserve.proxy.server import serve as serve_door
 
-        serve_door(settings, ready_file=ready_file)
+        serve_door(settings, ready_file=ready_file, energy=Sampler.of)
     except ConfigError as error:
         _end(str(error))
     except OSError as error:

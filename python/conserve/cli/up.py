@@ -14,6 +14,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from conserve.energy.nvml import Nvml, NvmlError
+from conserve.energy.power import Cap, Limit, PowerError, PowerLimits, check, default_folder
 from conserve.errors import ConfigError
 from conserve.supervisor import SupervisorError
 from conserve.supervisor.fleet_file import FleetFile
@@ -51,10 +53,19 @@ def up(
     try:
         fleet = FleetFile.read(fleet_file)
         planned = plan(fleet)
+        caps = [
+            Cap(gpu, tier.power_limit_w, f"tier[{place}].power_limit_w")
+            for place, tier in enumerate(fleet.tiers)
+            if tier.power_limit_w is not None
+            for gpu in tier.gpus
+        ]
+        limits = _checked(caps) if dry_run else {}
     except ConfigError as error:
         _end(WRONG_USE, f"{fleet_file}: {error}")
     if dry_run:
-        print(json.dumps(_as_data(planned), indent=2) if as_json else _as_text(planned))
+        data = _as_data(planned) | {"power_limits": [_limit_as_data(cap, limits.get(cap)) for cap in caps]}
+        words = "".join(f"{_limit_as_text(cap, limits.get(cap))}\n" for cap in caps)
+        print(json.dumps(data, indent=2) if as_json else words + _as_text(planned))
         return
     logs = (log_dir or _default_log_dir(fleet_file)).absolute()
     logging.basicConfig(level="WARNING", stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
@@ -62,11 +73,53 @@ def up(
     logging.getLogger("conserve.supervisor").setLevel(logging.ERROR)
     try:
         planned.must_be_free()
-        asyncio.run(serve_fleet(fleet, planned, log_dir=logs, tell=_tell))
+        power = PowerLimits(default_folder())
+        power.restore_left_over(_tell)
+        with power.applied(caps, _tell):
+            asyncio.run(serve_fleet(fleet, planned, log_dir=logs, tell=_tell))
     except ConfigError as error:
         _end(WRONG_USE, f"{fleet_file}: {error}")
+    except PowerError as error:
+        _end(FAILED, f"{fleet_file}: {error}")
     except (SupervisorError, OSError) as error:
         _end(FAILED, f"{error}\nThe logs of all processes are in {logs}")
+
+
+def _checked(caps: Sequence[Cap]) -> dict[Cap, Limit]:
+    """What the GPUs say to the caps; nothing where there are none to ask. Raises ConfigError."""
+    if not caps:
+        return {}
+    try:
+        nvml = Nvml()
+    except NvmlError:
+        return {}
+    try:
+        return {limit.cap: limit for limit in check(caps, nvml)}
+    except PowerError:
+        return {}
+    finally:
+        nvml.close()
+
+
+def _limit_as_data(cap: Cap, limit: Limit | None) -> dict[str, Any]:
+    return {
+        "gpu": cap.gpu,
+        "limit_w": cap.limit_w,
+        "name": limit and limit.gpu.name,
+        "now_w": limit and limit.now_mw / 1000,
+        "least_w": limit and limit.least_mw / 1000,
+        "most_w": limit and limit.most_mw / 1000,
+    }
+
+
+def _limit_as_text(cap: Cap, limit: Limit | None) -> str:
+    if limit is None:
+        return f"# power limit of GPU {cap.gpu}: {cap.limit_w} W while the fleet runs; the GPU cannot be asked here"
+    now_w, least_w, most_w = limit.now_mw / 1000, limit.least_mw / 1000, limit.most_mw / 1000
+    return (
+        f"# power limit of {limit.gpu}: {cap.limit_w} W while the fleet runs, "
+        f"{now_w:g} W now, takes {least_w:g} to {most_w:g} W"
+    )
 
 
 def _tell(line: Told) -> None:

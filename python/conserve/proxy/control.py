@@ -43,7 +43,21 @@ _COLUMNS: Final = (
     "reported_running",
     "reported_waiting",
     "report_age_s",
+    "prefilling",
+    "decoding",
+    "prefill_s",
+    "decode_s",
+    "prompt_tokens",
+    "output_tokens",
 )
+# Where nobody counts: the library, or a program of its own around the routes.
+_NO_ENERGY: Final[_Json] = {
+    "zones": {},
+    "no_counter": {"all": "energy is counted by conserve serve"},
+    "workers": {},
+    "tiers": {},
+    "fleet": {},
+}
 
 
 def control_routes(routes: APIRouter, door: Door) -> None:
@@ -73,8 +87,9 @@ def control_routes(routes: APIRouter, door: Door) -> None:
         own = door.counted().exposition(
             in_flight=door.in_flight, draining=door.draining, dispatched=door.dispatcher.counters
         )
+        energy = "" if door.energy is None else door.energy.exposition()
         return PlainTextResponse(
-            door.router.metrics() + own, media_type="text/plain; version=0.0.4; charset=utf-8"
+            door.router.metrics() + own + energy, media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
     @routes.get("/v1/fleet")
@@ -86,6 +101,12 @@ def control_routes(routes: APIRouter, door: Door) -> None:
         if check:
             told["check"] = _check(door)
         return JSONResponse(told)
+
+    @routes.get("/v1/energy")
+    async def energy(request: Request) -> Response:
+        if (refusal := _locked(door, request)) is not None:
+            return refusal
+        return JSONResponse(_NO_ENERGY if door.energy is None else door.energy.told())
 
     @routes.get("/v1/conversations/{conversation:path}")
     async def conversation_of(request: Request, conversation: str) -> Response:
@@ -173,6 +194,10 @@ def _conversation(name: str, view: ConversationView, now_s: float) -> _Json:
         "blocks": view.blocks,
         "idle_s": max(0.0, now_s - view.last_used_s),
         "ttfet_s": view.ttfet_s,
+        "tokens": view.tokens,
+        "energy_j": view.energy_j or None,
+        "j_per_token": view.energy_j / view.tokens if view.energy_j and view.tokens else None,
+        "tokens_per_j": view.tokens / view.energy_j if view.energy_j else None,
     }
 
 

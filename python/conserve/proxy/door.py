@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
+from .energy import Energy
 from .metrics import DoorMetrics
 from .upstream import Upstreams
 from .watch import Watch
@@ -43,6 +44,8 @@ class Door:
         self._upstreams: Upstreams | None = None
         self.watch = Watch(router, self.dispatcher, settings)
         self._clock: asyncio.Task[None] | None = None
+        self.energy: Energy | None = None
+        """To be set before `open`, where somebody counts."""
 
     @property
     def upstreams(self) -> Upstreams:
@@ -68,6 +71,8 @@ class Door:
         self._upstreams = Upstreams()
         self._clock = asyncio.create_task(self._tick(), name="conserve-tick")
         await self.watch.start(self._upstreams)
+        if self.energy is not None:
+            await asyncio.to_thread(self.energy.start)
         if all(each.role == "prefiller" for each in self.watch.workers):
             logger.warning(
                 "no decoder is set: give Settings(decoders=...) or CONSERVE_DECODERS; every turn will get 503"
@@ -79,6 +84,8 @@ class Door:
         self.cut_short()
         await self.finished(timeout_s=1.0)
         await self.watch.stop()
+        if self.energy is not None:
+            await asyncio.to_thread(self.energy.stop)
         if self._clock is not None:
             self._clock.cancel()
             await asyncio.gather(self._clock, return_exceptions=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from conserve.settings import Settings
 
     from .door import Door
+    from .energy import MakeEnergy
 
 __all__ = ["KEEP_ALIVE_S", "AppServer", "DoorServer", "serve"]
 
@@ -143,10 +144,10 @@ def _listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(settings: Settings, *, ready_file: Path | None = None) -> None:
+def serve(settings: Settings, *, ready_file: Path | None = None, energy: MakeEnergy | None = None) -> None:
     """Serve until a signal; one line on standard output when ready, the same as JSON in `ready_file`.
 
-    Raises ConfigError, or OSError if the address cannot be had.
+    `energy` makes what counts the workers' energy. Raises ConfigError, or OSError if the address cannot be had.
     """
 
     def ready(url: str) -> None:
@@ -161,6 +162,8 @@ def serve(settings: Settings, *, ready_file: Path | None = None) -> None:
 
     _take_open_files()
     server = _server(settings, ready)
+    if energy is not None:
+        server.door.energy = energy(server.door.router, settings)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
             runner.run(server.run_here())

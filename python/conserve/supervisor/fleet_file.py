@@ -59,6 +59,7 @@ class Tier:
     count: int = 1
     preset: str = "cpu"
     gpus: tuple[int, ...] = ()
+    power_limit_w: int | None = None
     kv_blocks: int | None = None
     kv_cache_bytes: int | None = None
     command: tuple[str, ...] = ("vllm",)
@@ -149,6 +150,7 @@ def _tier(table: Table, place: int) -> Tier:
         count=table.whole("count", 1, WORKERS_MAX, default=1),
         preset=table.one_of("preset", PRESETS) or "cpu",
         gpus=table.wholes("gpus", 0, 1023),
+        power_limit_w=table.whole("power_limit_w", 1, 10_000),
         kv_blocks=table.whole("kv_blocks", 2, 2**24 - 1),
         kv_cache_bytes=table.whole("kv_cache_bytes", 1 << 20, 1 << 50),
         command=table.texts("command") or ("vllm",),
@@ -161,6 +163,8 @@ def _tier(table: Table, place: int) -> Tier:
     for flag in tier.flags:
         if key := _OWN_FLAGS.get(flag.partition("=")[0]):
             raise table.wrong("flags", f"anything but {flag.partition('=')[0]}, which is set with {key!r}")
+    if tier.power_limit_w is not None and not tier.gpus:
+        raise table.wrong("power_limit_w", "nothing without gpus: it limits each of them")
     if len(set(tier.gpus)) != len(tier.gpus):
         raise table.wrong("gpus", f"each GPU once, not {list(tier.gpus)}")
     if len(tier.gpus) % tier.count:

@@ -39,6 +39,7 @@ class Planned:
     tier: str
     role: Role
     ports: Mapping[str, int]
+    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def plan(fleet: FleetFile) -> Plan:
             tier=each.tier.name,
             role=each.tier.role,
             ports=each.ports,
+            gpus=each.tier.gpus_of(each.place),
         )
         for each, command in zip(laid, commands, strict=True)
     )
@@ -201,6 +203,7 @@ def _tiny(fleet: FleetFile, each: _Laid) -> dict[str, Any]:
     given = [word for key, value in options.items() if value is not None for word in (key, str(value))]
     env = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if tier.gpus:
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, tier.gpus_of(each.place)))
     return {"argv": [*_PYTHON, "conserve_workers.tiny", *given, *tier.flags], "env": {**env, **tier.env}}
 
@@ -220,7 +223,8 @@ def _router(fleet: FleetFile, workers: Sequence[Planned], *, host: str, port: in
     argv = [*_PYTHON, "conserve.cli", "serve", "--host", host, "--port", str(port)]
     argv += ["--connector", fleet.connector]
     for each in workers:
-        argv += [_OPTION[each.role], f"{each.url},name={each.spec.name},tier={each.tier}"]
+        gpus = f",gpus={'+'.join(map(str, each.gpus))}" if each.gpus else ""
+        argv += [_OPTION[each.role], f"{each.url},name={each.spec.name},tier={each.tier}{gpus}"]
     said = {"block_size": fleet.block_size, **fleet.router}
     env = {
         f"CONSERVE_{key.upper()}": _as_variable(value)

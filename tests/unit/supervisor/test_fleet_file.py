@@ -40,6 +40,15 @@ def test_a_whole_file_is_read() -> None:
     assert fleet.router == {"port": 9000, "low_watermark": 0.7}
 
 
+def test_the_example_with_tiers_and_a_power_limit_is_read() -> None:
+    example = Path(__file__).parents[3] / "workers" / "vllm" / "tiers.toml"
+    fleet = FleetFile.read(example)
+    assert [(tier.name, tier.power_limit_w) for tier in fleet.tiers] == [
+        ("prefill-h100", None),
+        ("decode-a40", 200),
+    ]
+
+
 TIER = '[[tier]]\nrole = "decoder"\n'
 
 
@@ -58,6 +67,12 @@ TIER = '[[tier]]\nrole = "decoder"\n'
         ('model = "m"\nfirst_port = 70000\n' + TIER, "first_port", "from 0 to 65535, not 70000"),
         ('model = "m"\nblock_size = true\n' + TIER, "block_size", "a whole number from 1"),
         ('model = "m"\n' + TIER + "count = 0", "tier[0].count", "from 1 to 1024, not 0"),
+        ('model = "m"\n' + TIER + "power_limit_w = 200", "tier[0].power_limit_w", "nothing without gpus"),
+        (
+            'model = "m"\n' + TIER + 'preset = "a40"\ngpus = [0]\npower_limit_w = 200.5',
+            "tier[0].power_limit_w",
+            "a whole number from 1 to 10000, not 200.5",
+        ),
         ('model = "m"\n' + TIER + 'name = "a,b"', "tier[0].name", "letters, digits"),
         ('model = "m"\n' + TIER + 'preset = "b200"', "tier[0].preset", "one of cpu, a40"),
         ('model = "m"\n' + TIER + 'preset = "a40"', "tier[0].gpus", "a list of GPU indices"),

@@ -64,7 +64,7 @@ def test_vllm_on_gpus_gets_its_devices_ports_and_role() -> None:
 def test_router_gets_the_workers_and_its_settings() -> None:
     router = planned(GOOD).router
     assert after(router.argv, "--port") == "9000"
-    assert after(router.argv, "--prefiller") == "http://127.0.0.1:8100,name=p0,tier=prefiller0"
+    assert after(router.argv, "--prefiller") == "http://127.0.0.1:8100,name=p0,tier=prefiller0,gpus=0+1"
     assert router.env["CONSERVE_LOW_WATERMARK"] == "0.7"
     assert router.env["CONSERVE_BLOCK_SIZE"] == "32"
     seen = router.environment({"CONSERVE_DECODERS": "http://other", "CONSERVE_CONTROL_KEY": "k"})
