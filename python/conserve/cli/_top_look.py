@@ -1,0 +1,272 @@
+"""One look at a door: what `conserve top` shows, as values.
+
+Promises: works against both doors and needs no GPU; whatever the door does not tell is None. Leaves to others: showing it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+__all__ = ["Look", "TierRow", "UnreachableError", "View", "WorkerRow", "look", "quantile", "view"]
+
+_Series: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
+_LINE: Final = re.compile(r'^(\w+)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})? (\S+)$', re.MULTILINE)
+_LABEL: Final = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
+_TIMEOUT_S: Final = 5.0
+
+
+class UnreachableError(Exception):
+    """The door could not be asked: which one, why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a door told at one moment."""
+
+    at_s: float
+    fleet: Mapping[str, Any]
+    energy: Mapping[str, Any]
+    series: Mapping[_Series, float]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker. Rates are between two looks."""
+
+    name: str
+    role: str
+    tier: str
+    health: str
+    kv_booked: int
+    kv_reported: int | None
+    kv_blocks: int | None
+    pins: int
+    running: int
+    queued_tokens: int
+    reported_waiting: int | None
+    tokens_per_s: float | None
+    power_w: float | None
+    j_per_token: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TierRow:
+    """What the clients of one tier felt. Times are in seconds."""
+
+    tier: str
+    turns: int
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    ttfet_p50_s: float | None
+    ttfet_p95_s: float | None
+    wait_p95_s: float | None
+    tbt_p95_s: float | None
+    good_turns: float | None
+    goodput_tokens_per_s: float | None
+    j_per_token: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that is shown. `span_s` is the time that rates are over, `times_span_s` that of the times; None: the start."""
+
+    span_s: float | None
+    times_span_s: float | None
+    conversations: int
+    in_flight: int
+    waiting: int
+    waiting_tail: int
+    draining: bool
+    workers: tuple[WorkerRow, ...]
+    tiers: tuple[TierRow, ...]
+    away: tuple[str, ...]
+    power_w: float | None
+    j_per_output_token: float | None
+    no_counter: Mapping[str, str] = field(default_factory=dict)
+
+
+def look(url: str, *, key: str | None = None) -> Look:
+    """Ask the door at `url`. Raises UnreachableError."""
+    base = url.rstrip("/").removesuffix("/v1")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    fleet = _object(_get(base, "/v1/fleet", headers), base)
+    text = _get(base, "/metrics", headers).decode("utf-8", "replace")
+    energy = _object(_get(base, "/v1/energy", headers), base)
+    return Look(time.monotonic(), fleet, energy, _series(text))
+
+
+def _get(base: str, path: str, headers: Mapping[str, str]) -> bytes:
+    if not base.startswith(("http://", "https://")):
+        raise UnreachableError(f"{base!r} is no URL of a router: write http://host:port")
+    try:
+        request = urllib.request.Request(base + path, headers=dict(headers))  # noqa: S310 - checked above
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            body: bytes = answer.read()
+            return body
+    except urllib.error.HTTPError as error:
+        if error.code == 401:
+            raise UnreachableError(f"{base} asks for its control key: set CONSERVE_CONTROL_KEY") from error
+        raise UnreachableError(f"{base}{path} answered {error.code}: is it a ConServe router?") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", error)
+        why = getattr(why, "strerror", None) or why
+        raise UnreachableError(
+            f"{base} cannot be reached ({why}): is `conserve serve` running there?"
+        ) from error
+
+
+def _object(body: bytes, base: str) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UnreachableError(f"{base} answered something else than a ConServe router does")
+    return found
+
+
+def _series(text: str) -> dict[_Series, float]:
+    """The samples of a Prometheus page."""
+    found: dict[_Series, float] = {}
+    for name, labels, value in _LINE.findall(text):
+        try:
+            found[name, frozenset(_LABEL.findall(labels))] = float(value)
+        except ValueError:
+            continue
+    return found
+
+
+def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
+    """The quantile of a cumulative histogram, `le` to count, linear inside a bucket; None without samples.
+
+    Above the last finite bound it is infinite.
+    """
+    total = buckets.get(math.inf, 0.0)
+    if total <= 0:
+        return None
+    rank, low, before = share * total, 0.0, 0.0
+    for bound, count in sorted(buckets.items()):
+        if count >= rank:
+            if math.isinf(bound):
+                return math.inf
+            inside = (rank - before) / (count - before) if count > before else 1.0
+            return low + (bound - low) * inside
+        low, before = bound, count
+    return math.inf
+
+
+def view(now: Look, before: Look | None = None, times_since: Look | None = None) -> View:
+    """What to show: rates since `before`, times since `times_since` (the router's start without one)."""
+    span_s = None if before is None else now.at_s - before.at_s
+    workers = tuple(_worker(row, now, before, span_s) for row in now.fleet["workers"])
+    tiers = dict.fromkeys(
+        dict(labels)["tier"] for name, labels in now.series if name == "conserve_slo_turns_total"
+    )
+    zones = now.energy.get("zones", {}).values()
+    powers = [zone["power_w"] for zone in zones if zone["power_w"] is not None]
+    return View(
+        span_s=span_s,
+        times_span_s=None if times_since is None else now.at_s - times_since.at_s,
+        conversations=now.fleet["conversations"],
+        in_flight=now.fleet["in_flight"],
+        waiting=now.fleet["waiting"],
+        waiting_tail=now.fleet["waiting_tail"],
+        draining=now.fleet["draining"],
+        workers=workers,
+        tiers=tuple(_tier(tier, now, times_since, before, span_s) for tier in tiers),
+        away=tuple(f"{each['name']}: {each['error'] or 'not asked yet'}" for each in now.fleet["away"]),
+        power_w=sum(powers) if powers else None,
+        j_per_output_token=now.energy.get("fleet", {}).get("j_per_output_token"),
+        no_counter=now.energy.get("no_counter", {}),
+    )
+
+
+def _worker(row: Mapping[str, Any], now: Look, before: Look | None, span_s: float | None) -> WorkerRow:
+    usage = now.energy.get("workers", {}).get(row["name"], {})
+    reported = None
+    if row["kv_usage"] is not None and row["kv_blocks"]:
+        reported = round(row["kv_usage"] * row["kv_blocks"])
+    rate = None
+    earlier = (
+        None
+        if before is None
+        else next((old for old in before.fleet["workers"] if old["id"] == row["id"]), None)
+    )
+    if earlier is not None and span_s:
+        handled = (each["prompt_tokens"] + each["output_tokens"] for each in (row, earlier))
+        rate = (next(handled) - next(handled)) / span_s
+    return WorkerRow(
+        name=row["name"],
+        role=row["role"],
+        tier=row["tier"] or "default",
+        health="draining" if row["draining"] else row["health"],
+        kv_booked=row["booked_blocks"],
+        kv_reported=reported,
+        kv_blocks=row["kv_blocks"],
+        pins=row["conversations"],
+        running=row["prefilling"] + row["decoding"],
+        queued_tokens=row["queued_tokens"],
+        reported_waiting=row["reported_waiting"],
+        tokens_per_s=rate,
+        power_w=_power(row["name"], now.energy),
+        j_per_token=usage.get("j_per_token"),
+    )
+
+
+def _power(worker: str, energy: Mapping[str, Any]) -> float | None:
+    """The power of the worker's meters; of one that it shares, its part by number."""
+    parts = [
+        zone["power_w"] / len(zone["workers"])
+        for zone in energy.get("zones", {}).values()
+        if worker in zone["workers"] and zone["power_w"] is not None
+    ]
+    return sum(parts) if parts else None
+
+
+def _tier(tier: str, now: Look, since: Look | None, before: Look | None, span_s: float | None) -> TierRow:
+    def times(name: str, share: float) -> float | None:
+        return quantile(share, _buckets(name, tier, now, since))
+
+    good, missed = (_change("conserve_slo_turns_total", tier, met, now, since) for met in ("yes", "no"))
+    tokens = _change("conserve_slo_output_tokens_total", tier, "yes", now, before)
+    return TierRow(
+        tier=tier,
+        turns=int(good + missed),
+        ttft_p50_s=times("conserve_ttft_seconds", 0.5),
+        ttft_p95_s=times("conserve_ttft_seconds", 0.95),
+        ttfet_p50_s=times("conserve_ttfet_seconds", 0.5),
+        ttfet_p95_s=times("conserve_ttfet_seconds", 0.95),
+        wait_p95_s=times("conserve_queue_wait_seconds", 0.95),
+        tbt_p95_s=times("conserve_tbt_seconds", 0.95),
+        good_turns=good / (good + missed) if good + missed else None,
+        goodput_tokens_per_s=tokens / span_s if span_s else None,
+        j_per_token=now.energy.get("tiers", {}).get(tier, {}).get("j_per_token"),
+    )
+
+
+def _change(name: str, tier: str, met: str, now: Look, since: Look | None) -> float:
+    series = name, frozenset({("tier", tier), ("met", met)})
+    return now.series.get(series, 0.0) - (0.0 if since is None else since.series.get(series, 0.0))
+
+
+def _buckets(name: str, tier: str, now: Look, since: Look | None) -> dict[float, float]:
+    """A histogram of one tier, all kinds of turns together, less what there was at `since`."""
+    found: dict[float, float] = {}
+    for sign, series in ((1, now.series), (-1, {} if since is None else since.series)):
+        for bound, count in _samples(f"{name}_bucket", tier, series.items()):
+            found[bound] = found.get(bound, 0.0) + sign * count
+    return found
+
+
+def _samples(name: str, tier: str, series: Iterable[tuple[_Series, float]]) -> Iterable[tuple[float, float]]:
+    for (found, labels), count in series:
+        if found == name and ("tier", tier) in labels:
+            yield float(dict(labels)["le"]), count
