@@ -54,14 +54,15 @@ pub struct Work {
     pub output: u64,
 }
 
-/// Running turns are counted above this bit, their starts in milliseconds subtracted below it: one
-/// word, so that no reader finds a turn counted whose start is missing.
-const ONE: u64 = 1 << 50;
+/// Turns at work are counted in units of this; below it stand the milliseconds at which tasks ended
+/// less those at which tasks began. One word, so that no reader finds a turn counted whose start is
+/// missing, and one addition for each end of a task. It holds 8191 turns at once and 17 000
+/// turn-years.
+const ONE: i64 = 1 << 50;
 
 #[derive(Debug, Default)]
 struct Pocket {
-    running: [Counter; 2],
-    done_us: [Counter; 2],
+    spans: [Counter; 2],
     prompt: Counter,
     output: Counter,
 }
@@ -86,7 +87,7 @@ impl Activity {
     }
 
     pub(crate) fn begin(&self, worker: WorkerId, doing: Doing, now: Timestamp) -> Task {
-        self.own().running[doing.index()].add(ONE - millis(now));
+        self.own().spans[doing.index()].add((ONE - millis(now)).cast_unsigned());
         Task {
             worker,
             doing,
@@ -97,25 +98,27 @@ impl Activity {
 
     /// The microjoules that the turn is charged for the task.
     pub(crate) fn end(&self, task: Task, now: Timestamp) -> u64 {
-        let (own, kind) = (self.own(), task.doing.index());
-        let micros = now.since(task.since).as_micros();
-        own.done_us[kind].add(u64::try_from(micros).unwrap_or(u64::MAX));
-        own.running[kind].sub(ONE - millis(task.since));
+        let kind = task.doing.index();
+        let end = now.max(task.since);
+        self.own().spans[kind].add((millis(end) - ONE).cast_unsigned());
         self.charged_uj[kind].get() - task.charged_before
     }
 
-    pub(crate) fn computed(&self, prompt: Tokens) {
-        self.own().prompt.add(u64::from(prompt.0));
-    }
-
-    pub(crate) fn generated(&self, output: Tokens) {
-        self.own().output.add(u64::from(output.0));
+    /// Tokens of the prompt that were computed, and tokens that were generated.
+    pub(crate) fn handled(&self, prompt: Tokens, output: Tokens) {
+        let own = self.own();
+        if prompt > Tokens(0) {
+            own.prompt.add(u64::from(prompt.0));
+        }
+        if output > Tokens(0) {
+            own.output.add(u64::from(output.0));
+        }
     }
 
     /// Charges each turn that does this now an equal part of `microjoules`; what nobody is charged:
     /// all of it when none runs, else what the division leaves.
     pub(crate) fn charge(&self, doing: Doing, microjoules: u64, now: Timestamp) -> u64 {
-        let (turns, _) = self.running(doing, now);
+        let (turns, _) = self.spans(doing, now);
         let turns = u64::from(turns);
         if turns == 0 {
             return microjoules;
@@ -124,41 +127,41 @@ impl Activity {
         microjoules % turns
     }
 
-    /// Turns at it, and how long they have been together.
-    fn running(&self, doing: Doing, now: Timestamp) -> (u32, Duration) {
-        let parts = self.pockets.iter().map(|pocket| &pocket.running);
-        let word = parts.fold(0, |word: u64, running| {
-            word.wrapping_add(running[doing.index()].get())
+    /// Turns at it now, and the turn-seconds so far.
+    fn spans(&self, doing: Doing, now: Timestamp) -> (u32, Duration) {
+        let parts = self.pockets.iter().map(|pocket| &pocket.spans);
+        let word = parts.fold(0, |word: u64, spans| {
+            word.wrapping_add(spans[doing.index()].get())
         });
-        // A turn that ended in one pocket after its start in another was passed over.
-        if word > u64::MAX / 2 {
-            return (0, Duration::ZERO);
-        }
-        let turns = word.div_ceil(ONE);
-        let starts = turns * ONE - word;
-        let span = (turns * millis(now)).saturating_sub(starts);
-        let turns = u32::try_from(turns).unwrap_or(u32::MAX);
-        (turns, Duration::from_millis(span))
+        let word = word.cast_signed();
+        // What stands below is far from half a turn's unit, on either side.
+        let turns = (word + ONE / 2).div_euclid(ONE);
+        // A turn that ended in one pocket after its start in another was passed over: never below 0.
+        let span = (turns * millis(now) + word - turns * ONE).max(0);
+        (
+            u32::try_from(turns).unwrap_or(0),
+            Duration::from_millis(span.cast_unsigned()),
+        )
     }
 
     pub(crate) fn work(&self, now: Timestamp) -> Work {
         let sum =
             |of: fn(&Pocket) -> &Counter| self.pockets.iter().map(|part| of(part).get()).sum();
-        let [prefill, decode] = Doing::ALL.map(|doing| self.running(doing, now));
+        let [prefill, decode] = Doing::ALL.map(|doing| self.spans(doing, now));
         Work {
             prefilling: prefill.0,
             decoding: decode.0,
-            prefill: prefill.1 + Duration::from_micros(sum(|part| &part.done_us[0])),
-            decode: decode.1 + Duration::from_micros(sum(|part| &part.done_us[1])),
+            prefill: prefill.1,
+            decode: decode.1,
             prompt: sum(|part| &part.prompt),
             output: sum(|part| &part.output),
         }
     }
 }
 
-/// Milliseconds of a router's clock: far below `ONE` even when summed over thousands of turns.
-fn millis(at: Timestamp) -> u64 {
-    at.0 / 1_000_000
+/// Milliseconds of a router's clock: summed over thousands of turns still far below `ONE`.
+fn millis(at: Timestamp) -> i64 {
+    (at.0 / 1_000_000).cast_signed()
 }
 
 #[cfg(all(test, not(loom)))]

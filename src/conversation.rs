@@ -326,7 +326,9 @@ impl Conversation {
     }
 
     pub(crate) fn worked(&self, tokens: crate::units::Tokens) {
-        self.tokens.add(u64::from(tokens.0));
+        if tokens.0 > 0 {
+            self.tokens.add(u64::from(tokens.0));
+        }
     }
 
     pub(crate) fn tokens(&self) -> u64 {

@@ -33,7 +33,7 @@ impl Engine {
         let prefiller = self.fleet.worker(queued.prefiller);
         if let Some(tokens) = computed {
             prefiller.throughput.done(tokens, queued.since, now);
-            prefiller.activity.computed(tokens);
+            prefiller.activity.handled(tokens, Tokens(0));
             grant.conversation.worked(tokens);
             let (key, took) = (grant.key, now.since(queued.since));
             self.observers.tell(|| Event::Prefilled {
@@ -144,8 +144,7 @@ impl Engine {
             decoder.block_size().tokens(settled.before.blocks),
         );
         let output = usage.output.unwrap_or_default();
-        decoder.activity.computed(computed);
-        decoder.activity.generated(output);
+        decoder.activity.handled(computed, output);
         grant.conversation.worked(computed + output);
         if settled.missing > Blocks::ZERO {
             self.overcommitted(grant, settled.missing, now);

@@ -87,9 +87,9 @@ def test_first_turn_goes_over_both_workers(make_router: MakeRouter) -> None:
     assert isinstance(dispatch.heard(role), Listen)
     piece = b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n'
     match dispatch.heard(piece):
-        case Relay(200, relayed, first):
+        case Relay(200, relayed, passed):
             assert (b"content-type", b"text/event-stream") in relayed
-            assert first == role + piece
+            assert passed == role + piece
         case other:
             pytest.fail(f"not relayed: {other!r}")
     assert dispatch.conversation is not None

@@ -112,4 +112,6 @@ def _span(seconds: float | None) -> str:
         return "-"
     if math.isinf(seconds):
         return "> 600 s"
+    if seconds < 0.001:
+        return "< 1 ms"
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
