@@ -16,6 +16,9 @@ FEATURES := proxy python sim journal
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+SEEDS ?= 10000
+CASES ?= 20000
+FUZZED := serde corpus spoiled no_byte only_the_intended strings_mean mutated
 TORCH ?= auto
 export TORCH
 
@@ -33,7 +36,7 @@ ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMPS)/venv").read().strip())' 2
 .PHONY: $(STAMPS)/venv
 endif
 
-.PHONY: help demo test vllm-test check loom bench wheel lock clean setup-demo setup-dev
+.PHONY: help demo test vllm-test check loom simulate-faults fuzz bench wheel lock clean setup-demo setup-dev
 .PHONY: check-rust check-python check-types check-licences
 
 help:  ## say what there is
@@ -85,6 +88,17 @@ check-types: setup-dev
 check-licences:
 	@if command -v cargo-deny >/dev/null; then echo '==> cargo deny'; cargo deny check bans licenses sources; \
 	    else echo '==> cargo deny: skipped, cargo-deny is not installed'; fi
+
+simulate-faults:  ## the router under faults in virtual time; SEEDS=10000
+	@echo '==> simulate faults, $(SEEDS) seeds'
+	@CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	    cargo test --locked --release --quiet --test simulation --target-dir target/simulation -- --seeds $(SEEDS)
+
+fuzz:  ## long runs of the parsers' properties over the corpus; CASES=20000
+	@echo '==> fuzz, $(CASES) cases of each property'
+	@set -o pipefail; PROPTEST_CASES=$(CASES) CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	    cargo test --locked --release --lib --target-dir target/simulation -- $(FUZZED) | tee target/fuzz.log
+	@! grep -q '^test result: ok. 0 passed' target/fuzz.log || { echo 'error: no property ran'; exit 1; }
 
 loom:  ## model-check the core's atomics
 	@echo '==> loom'

@@ -158,6 +158,8 @@ pub(crate) struct Worker {
     pub(crate) backlog_limit: Tokens,
     pub(crate) joined: Timestamp,
     standing: Counter,
+    /// When it was doubted last; 0: never.
+    pub(crate) doubted: Counter,
     /// 0 while unknown.
     capacity: Counter,
     block_size: Counter,
@@ -422,6 +424,7 @@ impl Fleet {
             backlog_limit: spec.prefill_backlog_tokens.unwrap_or(backlog_limit),
             joined: now,
             standing: Counter::default(),
+            doubted: Counter::default(),
             capacity: Counter::of(spec.kv_blocks.map_or(0, |blocks| u64::from(blocks.get()))),
             block_size: Counter::of(u64::from(spec.block_size.unwrap_or(block_size).get())),
             max_model_len: Counter::of(spec.max_model_len.map_or(0, |len| u64::from(len.0))),

@@ -64,6 +64,7 @@ pub mod placement;
 mod pocket;
 #[cfg(feature = "proxy")]
 pub mod proxy;
+mod pulse;
 #[cfg(feature = "python")]
 mod python;
 pub mod report;

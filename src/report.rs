@@ -195,7 +195,10 @@ fn add_u64(sum: &mut Option<u64>, value: f64) {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::tests::corpus::{METRICS, spoiled};
 
     const VLLM: &str = r#"
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
@@ -261,5 +264,17 @@ vllm:prefix_cache_hits_total{engine="0"} 600000
         }
         .or(&old);
         assert_eq!((new.running, new.kv_blocks), (Some(9), old.kv_blocks));
+    }
+
+    proptest! {
+        #[test]
+        fn a_spoiled_report_says_only_what_can_be(bytes in spoiled(&METRICS)) {
+            let report = WorkerReport::parse(&bytes);
+            prop_assert!(report.kv_usage.is_none_or(|usage| (0.0..=1.0).contains(&usage)), "{:?}", report);
+            // Lines stand alone: what surrounds a line does not change how it is read.
+            let mut more = bytes.clone();
+            more.extend_from_slice(b"\n# the end\n");
+            prop_assert_eq!(WorkerReport::parse(&more), report);
+        }
     }
 }

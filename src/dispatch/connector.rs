@@ -255,6 +255,11 @@ impl Handoff {
             Err(Stale)
         }
     }
+
+    /// When the prefiller began to keep the KV, at the latest.
+    pub(crate) const fn taken_at(&self) -> Timestamp {
+        self.taken_at
+    }
 }
 
 #[cfg(test)]

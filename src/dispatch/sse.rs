@@ -241,6 +241,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tests::corpus::{STREAMS, spoiled};
 
     const ROLE: &str = r#"data: {"choices":[{"delta":{"role":"assistant","content":""}}]}"#;
     const WORD: &str = r#"data: {"choices":[{"delta":{"content":"é\n\"usage\":{}"}}]}"#;
@@ -399,6 +400,27 @@ mod tests {
             prop_assert_eq!(&passed, &whole);
             whole.extend_from_slice(b"\n\n\n");
             prop_assert_eq!(pass(false, [&whole[..]]).0, pass(false, whole.chunks(1)).0);
+        }
+
+        #[test]
+        fn no_byte_of_a_spoiled_stream_is_lost_however_it_is_cut(
+            bytes in spoiled(&STREAMS),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+        ) {
+            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+            cuts.extend([0, bytes.len()]);
+            cuts.sort_unstable();
+            let mut reader = Reader::new(false);
+            let mut passed = Vec::new();
+            for pair in cuts.windows(2) {
+                passed.extend_from_slice(&reader.chunk(&Bytes::copy_from_slice(&bytes[pair[0]..pair[1]])));
+            }
+            let seen = reader.seen();
+            passed.extend_from_slice(&reader.held);
+            prop_assert_eq!(&passed, &bytes);
+            let mut whole = Reader::new(false);
+            whole.chunk(&Bytes::copy_from_slice(&bytes));
+            prop_assert_eq!(format!("{seen:?}"), format!("{:?}", whole.seen()), "cuts change nothing");
         }
     }
 }

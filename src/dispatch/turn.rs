@@ -82,6 +82,8 @@ struct Prefilling {
     turn: Turn,
     worker: WorkerRef,
     tried: Vec<WorkerId>,
+    /// When it was asked.
+    asked: Timestamp,
 }
 
 /// The decoder was asked and nothing of its answer has reached the client.

@@ -16,6 +16,7 @@ use crate::event::{Event, Observers, Reason, TurnKind};
 use crate::fleet::{Fleet, Worker};
 use crate::occupancy::{Asked, Ceiling, Rank, Reservation};
 use crate::placement::{Decision, Observed, Policy, TurnView, WorkerView};
+use crate::pulse::Pulse;
 use crate::sync::Counter;
 use crate::table::Table;
 use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
@@ -32,6 +33,8 @@ pub(crate) struct Engine {
     pub(crate) tally: Tally,
     /// The latest time that a slow path was told: for what is dropped without being told one.
     pub(crate) latest: Counter,
+    /// Beats with every tick.
+    pub(crate) pulse: Pulse,
 }
 
 impl std::fmt::Debug for Engine {
@@ -103,6 +106,7 @@ impl Engine {
             observers: Observers::default(),
             tally: Tally::default(),
             latest: Counter::default(),
+            pulse: Pulse::default(),
         }
     }
 

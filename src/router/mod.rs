@@ -31,6 +31,7 @@ pub use crate::event::{FailReason, LostReason, Observer, Reason, TurnKind, Usage
 use crate::fleet::WorkerSpec;
 pub use crate::fleet::{Health, Role, WorkerRef};
 use crate::placement::Policy;
+use crate::pulse::Pulse;
 use crate::report::WorkerReport;
 use crate::sync::{STRIPES, stripe};
 use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
@@ -206,9 +207,24 @@ impl Router {
         self.engine.snapshot(now)
     }
 
-    /// Refuses those whose time in the line is up, and serves those who can be.
+    /// Refuses those whose time in the line is up, and serves those who can be. Call it each second or more often: a longer
+    /// pause is taken for a stop of the process, and handoffs read right after it count as old as the stop.
     pub fn tick(&self, now: Timestamp) {
+        self.engine.pulse.beat(now);
         self.engine.tick(now);
+    }
+
+    /// The beats of this process.
+    pub(crate) fn pulse(&self) -> &Pulse {
+        &self.engine.pulse
+    }
+
+    /// Whether a worker is gone, or was doubted after `since` or before and still is.
+    pub(crate) fn doubted_since(&self, worker: WorkerId, since: Timestamp) -> bool {
+        self.engine
+            .fleet
+            .get(worker)
+            .is_none_or(|worker| worker.doubted.get() > since.0 || worker.health() != Health::Ready)
     }
 
     /// Checks the accounting identity: the blocks booked on each decoder are those in the words of

@@ -139,6 +139,9 @@ impl Engine {
         let Some(worker) = self.fleet.get(id) else {
             return;
         };
+        if suspect {
+            worker.doubted.set(now.0);
+        }
         if worker.set_suspect(suspect) {
             self.observers.tell(|| Event::WorkerSuspect {
                 at: now,

@@ -3,6 +3,8 @@
 #[cfg(not(loom))]
 mod begin;
 #[cfg(not(loom))]
+pub(crate) mod corpus;
+#[cfg(not(loom))]
 mod line;
 #[cfg(loom)]
 mod loom;

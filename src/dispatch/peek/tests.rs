@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use super::*;
+use crate::tests::corpus::{BODIES, spoiled};
 
 const LIMITS: Limits = Limits {
     body_bytes: 1 << 20,
@@ -474,6 +475,11 @@ proptest! {
 
     #[test]
     fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        agrees_with_serde(&bytes);
+    }
+
+    #[test]
+    fn agrees_on_spoiled_bodies_of_the_corpus(bytes in spoiled(&BODIES)) {
         agrees_with_serde(&bytes);
     }
 }

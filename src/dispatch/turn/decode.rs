@@ -96,7 +96,7 @@ impl Dispatch {
         if tried.len() <= self.shared.config.retries as usize
             && let Some(next) = turn.reprefill(&[], now)
         {
-            return self.prefill(turn, next, tried);
+            return self.prefill(turn, next, tried, now);
         }
         self.shared.counters.prefills_on_decoder.add();
         self.decode_alone(turn, tried, now)
@@ -152,6 +152,7 @@ impl Dispatch {
         now: Timestamp,
     ) -> Action {
         match status {
+            200..=299 if self.may_have_pulled_late(&decoding, now) => self.distrust(decoding, now),
             200..=299 if headers::is_encoded(headers) => {
                 self.decode_done(decoding, None, status, headers, body, now)
             }
@@ -190,6 +191,24 @@ impl Dispatch {
     /// The decoder could not load the KV, most likely: once more, and it computes the prompt itself.
     pub(super) fn recompute(&mut self, decoding: Decoding, now: Timestamp) -> Action {
         self.shared.counters.handoffs_recomputed.add();
+        self.decode_alone(decoding.turn, decoding.tried, now)
+    }
+
+    /// A decoder that pulls after the lease answers 200 with a wrong text (I10). A whole answer takes as long as its text, so
+    /// its age says nothing by itself: it is doubtful if the decoder, or this process, stood still meanwhile.
+    fn may_have_pulled_late(&self, decoding: &Decoding, now: Timestamp) -> bool {
+        let router = &self.shared.router;
+        decoding.handoff.as_ref().is_some_and(|handoff| {
+            let since = handoff.taken_at();
+            handoff.params(self.shared.config.lease, now).is_err()
+                && (router.pulse().stopped_since(since, now)
+                    || router.doubted_since(decoding.turn.route().decoder.id, since))
+        })
+    }
+
+    /// What the decoder answered may be about somebody else's KV: nobody sees it.
+    pub(super) fn distrust(&mut self, decoding: Decoding, now: Timestamp) -> Action {
+        self.shared.counters.handoffs_expired.add();
         self.decode_alone(decoding.turn, decoding.tried, now)
     }
 

@@ -28,6 +28,13 @@ impl Dispatch {
         if seen.error && !seen.token && listening.decoding.handoff.is_some() {
             return self.recompute(listening.decoding, now);
         }
+        let handoff = listening.decoding.handoff.as_ref();
+        if seen.token
+            && handoff.is_some_and(|handoff| handoff.params(self.shared.config.lease, now).is_err())
+        {
+            // Pulled in time, it would have said something by now (I10).
+            return self.distrust(listening.decoding, now);
+        }
         let says_something = seen.token || seen.error || seen.done || seen.finish.is_some();
         if says_something || listening.held.len() + passed.len() > HELD_LIMIT {
             return self.let_go(*listening, passed, now);

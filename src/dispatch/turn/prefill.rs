@@ -20,6 +20,7 @@ impl Dispatch {
         turn: Turn,
         worker: WorkerRef,
         mut tried: Vec<WorkerId>,
+        now: Timestamp,
     ) -> Action {
         let request = self.request();
         let params = self
@@ -34,6 +35,7 @@ impl Dispatch {
             turn,
             worker,
             tried,
+            asked: now,
         });
         Action::Call(upstream)
     }
@@ -91,14 +93,16 @@ impl Dispatch {
             mut turn,
             worker,
             mut tried,
+            asked,
         } = prefilling;
         let (size, transfer_id) = (self.request().peek.size, &self.request().transfer_id);
         let peer = self.peer(&worker);
+        let came = self.shared.router.pulse().came(asked, now);
         let handoff = self
             .shared
             .config
             .connector
-            .handoff(body, answer, transfer_id, &peer, now);
+            .handoff(body, answer, transfer_id, &peer, came);
         if handoff.is_none() && answer.finish != Some(Finish::Stop) {
             // A worker that was not started as a prefiller answers like this, to every request.
             return self.next_prefiller(
@@ -106,6 +110,7 @@ impl Dispatch {
                     turn,
                     worker,
                     tried,
+                    asked,
                 },
                 now,
             );
@@ -140,7 +145,7 @@ impl Dispatch {
             && let Some(next) = turn.reprefill(&tried, now)
         {
             self.shared.counters.prefills_retried.add();
-            return self.prefill(turn, next, tried);
+            return self.prefill(turn, next, tried, now);
         }
         self.pass_on(turn, FailReason::PrefillFailed, 503, headers, body, now)
     }
@@ -153,7 +158,7 @@ impl Dispatch {
             && let Some(next) = turn.reprefill(&tried, now)
         {
             self.shared.counters.prefills_retried.add();
-            return self.prefill(turn, next, tried);
+            return self.prefill(turn, next, tried, now);
         }
         self.shared.counters.prefills_on_decoder.add();
         self.decode_alone(turn, tried, now)

@@ -193,7 +193,7 @@ impl Dispatch {
         }
         match turn.route().prefiller.clone() {
             Some(prefiller) if self.shared.config.connector.hands_over() => {
-                self.prefill(turn, prefiller, Vec::new())
+                self.prefill(turn, prefiller, Vec::new(), now)
             }
             _ => self.decode_alone(turn, Vec::new(), now),
         }
