@@ -61,5 +61,21 @@ pub fn simulate(
     workload: &Workload,
     seed: u64,
 ) -> Result<SimResult, ScenarioError> {
-    world::World::new(scenario, workload, seed)?.run()
+    let policy = policy::named(&scenario.policy)?;
+    simulate_with(scenario, workload, policy, seed)
+}
+
+/// The same with a policy of your own in place of the one that the scenario names.
+///
+/// A policy that knows more than a router can observe, such as an oracle, is given that when it is made.
+///
+/// # Errors
+/// If the scenario and the workload do not fit together, or the router refuses the settings.
+pub fn simulate_with(
+    scenario: &Scenario,
+    workload: &Workload,
+    policy: Box<dyn crate::placement::Policy>,
+    seed: u64,
+) -> Result<SimResult, ScenarioError> {
+    world::World::new(scenario, workload, policy, seed)?.run()
 }

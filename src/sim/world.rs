@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::error::Rejected;
 use crate::event::{Event, Observer, Usage};
 use crate::fleet::{Role, WorkerSpec};
+use crate::placement::Policy;
 use crate::report::WorkerReport;
 use crate::router::{Begin, Router, Turn, TurnRequest};
 use crate::units::{BlockSize, Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
@@ -103,7 +104,7 @@ fn key(seed: u64, conversation: usize) -> ConversationKey {
     ConversationKey(u128::from(conversation as u64) << 64 | u128::from(mixed))
 }
 
-fn router(scenario: &Scenario) -> Result<Router, ScenarioError> {
+fn router(scenario: &Scenario, policy: Box<dyn Policy>) -> Result<Router, ScenarioError> {
     let spec = &scenario.router;
     let config = Config {
         low_watermark: spec.low_watermark,
@@ -113,7 +114,7 @@ fn router(scenario: &Scenario) -> Result<Router, ScenarioError> {
         idle_timeout: None,
         ..Config::default()
     };
-    Router::with_policy(config, super::policy::named(&scenario.policy)?).map_err(|error| {
+    Router::with_policy(config, policy).map_err(|error| {
         let problem = format!("{} is out of range: {}", error.value, error.range);
         ScenarioError::new(format!("router.{}", error.key), problem)
     })
@@ -123,10 +124,11 @@ impl<'a> World<'a> {
     pub(super) fn new(
         scenario: &'a Scenario,
         workload: &'a Workload,
+        policy: Box<dyn Policy>,
         seed: u64,
     ) -> Result<Self, ScenarioError> {
         let scribe = scenario.events.then(Arc::<Scribe>::default);
-        let mut router = router(scenario)?;
+        let mut router = router(scenario, policy)?;
         if let Some(scribe) = &scribe {
             router = router.with_observer(Arc::clone(scribe) as Arc<dyn Observer>);
         }

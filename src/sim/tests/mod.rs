@@ -6,6 +6,7 @@ mod presets;
 mod queueing;
 mod refusals;
 mod relations;
+mod remote;
 mod stuck;
 mod support;
 mod watts;
