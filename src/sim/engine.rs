@@ -244,15 +244,16 @@ impl Engine {
         if self.current.is_some() {
             return None;
         }
-        self.make_room_for_decodes(now);
-        let mut chunks = Vec::new();
-        let mut load = Load::default();
-        let mut budget = self.budget();
-        let mut prompts = self.spend_on_running(&mut chunks, &mut load, &mut budget, now);
-        prompts |= self.spend_on_waiting(&mut chunks, &mut load, &mut budget, now);
-        if load.prefill + load.decodes == 0.0 {
-            return None;
-        }
+        let (chunks, load, prompts) = loop {
+            let planned = self.fill(now);
+            // Nothing fits while some that wait hold blocks: the newest of them gives its own back.
+            if planned.1.prefill + planned.1.decodes > 0.0 {
+                break planned;
+            }
+            if !self.take_from_waiting(now) {
+                return None;
+            }
+        };
         self.account_idle(now);
         let stretch = if prompts {
             Stretch::single(self.cost.step(&load))
@@ -278,6 +279,32 @@ impl Engine {
             chunks,
         });
         Some(end)
+    }
+
+    /// What the next step computes: tokens of each running request, their load, whether prompts are in it.
+    fn fill(&mut self, now: f64) -> (Vec<u32>, Load, bool) {
+        self.make_room_for_decodes(now);
+        let mut chunks = Vec::new();
+        let mut load = Load::default();
+        let mut budget = self.budget();
+        let mut prompts = self.spend_on_running(&mut chunks, &mut load, &mut budget, now);
+        prompts |= self.spend_on_waiting(&mut chunks, &mut load, &mut budget, now);
+        (chunks, load, prompts)
+    }
+
+    fn take_from_waiting(&mut self, now: f64) -> bool {
+        let holds = |request: &&mut Request| request.job.received.is_some();
+        let Some(request) = self.waiting.iter_mut().rev().find(holds) else {
+            return false;
+        };
+        request.job.known = request.job.known.max(request.computed);
+        request.job.received = None;
+        request.computed = 0;
+        request.work.preemptions += 1;
+        self.tally.preemptions += 1;
+        let conversation = request.job.conversation;
+        self.pool.forget(conversation, now);
+        true
     }
 
     /// Tokens that a step may compute, decodes included.
@@ -735,7 +762,13 @@ impl Engine {
 
     /// The run ends: what was under way counts until now.
     pub(super) fn stop(&mut self, now: f64) {
+        self.catch_up(now);
         if let Some(current) = &self.current {
+            let begun = current.span.steps_until(now, current.steps);
+            let done = begun - u64::from(current.span.end(begun) > now);
+            let decodes = self.running.iter().filter(|request| request.decodes());
+            self.tally.steps += done;
+            self.tally.generated_tokens += done * decodes.count() as u64;
             let joules = current
                 .span
                 .energy_until(now, current.steps, &self.governor.watts);

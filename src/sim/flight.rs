@@ -39,6 +39,8 @@ pub(super) struct Flight {
     /// The decoder of the turn before.
     pub(super) home: Option<usize>,
     pub(super) decoder: usize,
+    /// Tokens that the turn generates: its own, or as many as its decoder can still hold.
+    pub(super) output: u32,
     /// Counts handoffs that wait for room, so that a stale alarm is known.
     pub(super) attempt: u64,
     /// When the prompt at hand began to be computed, and when it was done.
@@ -70,6 +72,7 @@ impl Flight {
             },
             home: None,
             decoder: 0,
+            output: 0,
             attempt: 0,
             computing_since: none,
             emitted_at: None,

@@ -33,6 +33,8 @@ struct Prefix {
     /// Conversations that hold blocks after it.
     users: u32,
     stamp: u64,
+    /// Where it stood among the idle before its one user came, until that user computed anything.
+    place: Option<(u64, f64)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -182,18 +184,32 @@ impl Pool {
 
     fn use_prefix(&mut self, id: u32) {
         let prefix = self.prefixes[id as usize];
+        let mut place = None;
         if prefix.users == 0 && prefix.stamp > 0 {
+            place = self
+                .idle
+                .get(&prefix.stamp)
+                .map(|(at, _)| (prefix.stamp, *at));
             self.unidle(prefix.stamp);
         }
         let prefix = &mut self.prefixes[id as usize];
         prefix.stamp = 0;
+        prefix.place = place;
         prefix.users += 1;
     }
 
     fn leave_prefix(&mut self, id: u32, now: f64) {
         self.prefixes[id as usize].users -= 1;
         if self.prefixes[id as usize].users == 0 {
-            let stamp = self.make_idle(Idle::Prefix(id), now);
+            // Whoever only looked, and found no room, has not used it.
+            let stamp = match self.prefixes[id as usize].place.take() {
+                Some((stamp, at)) => {
+                    self.idle_blocks += self.prefixes[id as usize].blocks;
+                    self.idle.insert(stamp, (at, Idle::Prefix(id)));
+                    stamp
+                }
+                None => self.make_idle(Idle::Prefix(id), now),
+            };
             self.prefixes[id as usize].stamp = stamp;
         }
     }
@@ -303,6 +319,9 @@ impl Pool {
     /// `tokens` of a conversation in use are computed.
     pub(super) fn computed(&mut self, conversation: usize, tokens: u32) {
         self.held[conversation].tokens = tokens;
+        if let Some(id) = self.held[conversation].prefix {
+            self.prefixes[id as usize].place = None;
+        }
     }
 
     /// The prompt of a conversation in use is computed: if nobody has its prefix of `length` tokens yet,
@@ -316,6 +335,7 @@ impl Pool {
                 blocks: whole,
                 users: 1,
                 stamp: 0,
+                place: None,
             };
             held.blocks -= whole;
             held.prefix = Some(id);

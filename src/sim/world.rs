@@ -69,6 +69,8 @@ pub(super) struct World<'a> {
     workers: Vec<WorkerId>,
     pub(super) engines: Vec<Engine>,
     pub(super) kv_bytes: Vec<f64>,
+    /// The longest context of each, tokens.
+    limits: Vec<u32>,
     pub(super) links: Links,
     pub(super) events: Events,
     pub(super) now: f64,
@@ -133,7 +135,8 @@ impl<'a> World<'a> {
             router = router.with_observer(Arc::clone(scribe) as Arc<dyn Observer>);
         }
         let conversations = workload.len();
-        let (mut workers, mut engines, mut kv_bytes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut workers, mut engines) = (Vec::new(), Vec::new());
+        let (mut kv_bytes, mut limits) = (Vec::new(), Vec::new());
         for (at, spec) in scenario.engines.iter().enumerate() {
             let tokens = spec.kv_tokens.unwrap_or(spec.preset.constants().kv_tokens);
             let blocks = Blocks::new(tokens / u64::from(spec.block_size));
@@ -146,10 +149,13 @@ impl<'a> World<'a> {
                 Gate::On => blocks,
                 Gate::Off => Blocks::MAX,
             };
+            // An engine serves no context that its blocks could not hold.
+            let holds = blocks.get().saturating_mul(spec.block_size);
+            let limit = spec.max_model_len.map_or(holds, |len| len.min(holds));
             let worker = WorkerSpec {
                 name: spec.name.clone(),
                 block_size: BlockSize::new(spec.block_size),
-                max_model_len: spec.max_model_len.map(Tokens),
+                max_model_len: Some(Tokens(limit)),
                 ..WorkerSpec::new(format!("http://engine-{at}"), role).with_kv_blocks(told)
             };
             let id = router
@@ -164,6 +170,7 @@ impl<'a> World<'a> {
                 spec.host_offload_bytes_per_s.is_some(),
             );
             workers.push(id);
+            limits.push(limit);
             kv_bytes.push(super::cost::kv_bytes(spec));
             engines.push(Engine::new(
                 spec,
@@ -182,6 +189,7 @@ impl<'a> World<'a> {
             workers,
             engines,
             kv_bytes,
+            limits,
             links: Links::new(scenario.link.clone(), count),
             events: Events::default(),
             now: 0.0,
@@ -413,7 +421,10 @@ impl<'a> World<'a> {
     pub(super) fn told(&self, conversation: usize) -> (Tokens, Tokens) {
         let spec = self.spec(conversation);
         match self.scenario.kv_reservation {
-            KvReservation::Occupancy => (Tokens(spec.prompt), Tokens(spec.output)),
+            KvReservation::Occupancy => (
+                Tokens(spec.prompt),
+                Tokens(self.flights[conversation].output),
+            ),
             KvReservation::PerTurn => (Tokens(spec.prompt + spec.output), Tokens(0)),
             KvReservation::OraclePeak => (
                 Tokens(self.workload.conversations[conversation].peak),
@@ -485,7 +496,10 @@ impl<'a> World<'a> {
             self.workers[decoder], route.decoder.id,
             "ids are given in order"
         );
-        let first = self.flights[conversation].turn == 0;
+        let (first, spec) = (
+            self.flights[conversation].turn == 0,
+            self.spec(conversation),
+        );
         let flight = &mut self.flights[conversation];
         if first {
             flight.conversation.admitted_s = self.now;
@@ -497,6 +511,8 @@ impl<'a> World<'a> {
         flight.conversation.moves += u32::from(flight.row.moved);
         self.counters.moves += u64::from(flight.row.moved);
         flight.decoder = decoder;
+        let room = self.limits[decoder].saturating_sub(spec.prompt);
+        flight.output = spec.output.min(room.max(1));
         flight.running = Some(turn);
         if first && self.scenario.pd_coupling == PdCoupling::Replayed {
             flight.stage = Stage::MoveIn { prefiller: None };
@@ -520,7 +536,7 @@ impl<'a> World<'a> {
         Job {
             conversation,
             prompt: spec.prompt,
-            output: spec.output,
+            output: flight.output,
             valid: spec.reuse,
             known: spec.reuse.min(flight.history),
             prefix: self.workload.conversations[conversation].prefix,
@@ -602,7 +618,7 @@ impl<'a> World<'a> {
         let flight = &mut self.flights[conversation];
         let mut row = std::mem::replace(&mut flight.row, TurnRow::new(conversation, flight.turn));
         row.last_token_s = at;
-        row.output_tokens = spec.output;
+        row.output_tokens = flight.output;
         row.set_gaps(gaps);
         let first = Timestamp((row.first_token_s * 1e9).round() as u64);
         if let Some(mut turn) = flight.running.take() {
@@ -621,7 +637,7 @@ impl<'a> World<'a> {
             flight.conversation.ttfet_s = row.first_token_s - flight.conversation.arrival_s;
         }
         flight.home = Some(flight.decoder);
-        flight.history = spec.prompt + spec.output - 1;
+        flight.history = spec.prompt + flight.output - 1;
         flight.conversation.turns_done += 1;
         flight.turn += 1;
         self.rows.push(row);
