@@ -6,6 +6,7 @@ All classes may be used from several threads at once, with and without the GIL.
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias, TypedDict, final
 
@@ -768,6 +769,9 @@ class NativeDoor:
     Options:
         host, port: where to listen; port 0 takes a free one.
         control: path of the Unix socket on which the control plane serves HTTP.
+        tls: files of a certificate chain and its key, both PEM: it speaks TLS.
+        worker_ca: PEM file of whom to trust behind `https://` workers; None trusts whom this machine does.
+        max_connections: connections of clients at once; 0 for no bound. Those above it wait to be accepted.
         threads: threads that move bytes; 0 takes one for each processor core.
         body_timeout_s: longest time for a request's head to arrive, and then for its body.
         client_stall_timeout_s: a client that takes nothing for so long is taken to be gone.
@@ -782,6 +786,9 @@ class NativeDoor:
         host: str,
         port: int,
         control: str,
+        tls: tuple[str | PathLike[str], str | PathLike[str]] | None = None,
+        worker_ca: str | PathLike[str] | None = None,
+        max_connections: int = 0,
         threads: int = 0,
         body_timeout_s: float = 60.0,
         client_stall_timeout_s: float = 120.0,

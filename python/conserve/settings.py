@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
@@ -184,7 +185,7 @@ class Settings(BaseSettings):
 
     # The door.
     door: Literal["fastapi", "native"] = Field(
-        "fastapi", description="Which program moves the bytes of turns: Python's, or the one in Rust."
+        "native", description="Which program moves the bytes of turns: the one in Rust, or Python's."
     )
     door_threads: int = Field(
         0, ge=0, le=1024, description="Threads of the native door; 0 takes one for each processor core."
@@ -196,6 +197,19 @@ class Settings(BaseSettings):
     )
     client_stall_timeout_s: _Seconds = Field(
         120.0, description="A client that takes nothing for so long is taken to be gone."
+    )
+    tls_cert: Path | None = Field(
+        None, description="PEM file of the door's certificate chain: it serves HTTPS."
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's key, not encrypted.")
+    worker_ca: Path | None = Field(
+        None, description="PEM file of the authorities of `https://` workers, instead of this machine's."
+    )
+    max_connections: int = Field(
+        0,
+        ge=0,
+        le=2**20,
+        description="Clients' connections to the native door at once; 0: no bound of its own.",
     )
     shutdown_timeout_s: float = Field(30.0, ge=0, le=86_400, description="Streams may finish for so long.")
     probe_interval_s: float = Field(1.0, ge=0.01, le=3600, description="Between two probes of a worker.")

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::tls::TlsFiles;
+
 /// The settings of one native door.
 #[derive(Debug, Clone)]
 pub struct DoorConfig {
@@ -12,6 +14,12 @@ pub struct DoorConfig {
     pub port: u16,
     /// The Unix socket of the control plane, which answers every other path.
     pub control: PathBuf,
+    /// The door's certificate; without one it speaks plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// PEM file of the authorities that sign `https://` workers' certificates; without one those of this machine.
+    pub worker_authorities: Option<PathBuf>,
+    /// Connections of clients at once; 0 for no bound. Those above it wait to be accepted.
+    pub max_connections: usize,
     /// Threads that move bytes; 0 takes one for each processor core.
     pub threads: usize,
     /// How long a request's head may take to arrive, and then the whole of its body.

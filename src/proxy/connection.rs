@@ -12,13 +12,16 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::alarm::Alarm;
 use super::bad_http;
+use super::socket::Socket;
 
-/// What requests and their connection know of each other. Each is Relaxed: both run in the connection's task.
+/// What HTTP/2 begins with.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What requests and their connection know of each other. Each is Relaxed: no other memory depends on it.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     is_stalled: AtomicBool,
@@ -66,7 +69,7 @@ pub(crate) struct Limits {
 
 /// The socket.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Socket,
     link: Arc<Link>,
     limits: Limits,
     /// For the head that is due.
@@ -77,12 +80,16 @@ pub(crate) struct Connection {
     is_new: bool,
     /// A head has begun.
     is_in_head: bool,
+    /// HTTP/2 is spoken: heads are read by frames, and what is not HTTP/2 is told by its own frames.
+    is_http2: bool,
+    /// What was read to tell the protocol, as far as it is unread.
+    start: Bytes,
     /// What is said instead of hyper's own words, as far as it is unsaid.
     instead: Option<Bytes>,
 }
 
 impl Connection {
-    pub(crate) fn new(stream: TcpStream, link: Arc<Link>, limits: Limits) -> Self {
+    pub(crate) fn new(stream: Socket, link: Arc<Link>, limits: Limits) -> Self {
         Self {
             stream,
             link,
@@ -91,7 +98,24 @@ impl Connection {
             stall: Alarm::default(),
             is_new: true,
             is_in_head: false,
+            is_http2: false,
+            start: Bytes::new(),
             instead: None,
+        }
+    }
+
+    /// Waits for the first bytes and tells by them whether the client speaks HTTP/2. What was read is read again.
+    pub(crate) async fn speaks_http2(&mut self) -> io::Result<bool> {
+        let mut start = [0; PREFACE.len()];
+        let mut count = 0;
+        loop {
+            let read = self.read(&mut start[count..]).await?;
+            count += read;
+            if start[..count] != PREFACE[..count] || read == 0 || count == PREFACE.len() {
+                self.start = Bytes::copy_from_slice(&start[..count]);
+                self.is_http2 = start == *PREFACE;
+                return Ok(self.is_http2);
+            }
         }
     }
 
@@ -111,16 +135,18 @@ impl Connection {
         ready!(self.head.poll(limit, context));
         if self.is_in_head {
             // So small that the socket takes it at once, or its client takes nothing anyway.
-            let _ = self.stream.try_write(&bad_http::late(self.limits.head));
+            let late = bad_http::late(self.limits.head);
+            let _ = Pin::new(&mut self.stream).poll_write(context, &late);
+            let _ = Pin::new(&mut self.stream).poll_flush(context);
         }
         Poll::Ready(Ok(()))
     }
 
-    fn after_write(
+    fn after_write<T>(
         &mut self,
         context: &mut Context<'_>,
-        written: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stall.rest();
             return written;
@@ -142,7 +168,12 @@ impl Connection {
         }
         // What the client still says is taken, so that closing does not reset the connection under our answer.
         let mut rest = [0; 4096];
-        while self.stream.try_read(&mut rest).is_ok_and(|count| count > 0) {}
+        let mut taken = ReadBuf::new(&mut rest);
+        while let Poll::Ready(Ok(())) = Pin::new(&mut self.stream).poll_read(context, &mut taken)
+            && !taken.filled().is_empty()
+        {
+            taken.clear();
+        }
         Poll::Ready(Ok(size))
     }
 }
@@ -153,6 +184,11 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.start.is_empty() {
+            let size = self.start.len().min(buffer.remaining());
+            buffer.put_slice(&self.start.split_to(size));
+            return Poll::Ready(Ok(()));
+        }
         if Pin::new(&mut self.stream)
             .poll_read(context, buffer)?
             .is_pending()
@@ -160,7 +196,7 @@ impl AsyncRead for Connection {
             return self.expect_head(context);
         }
         self.is_new = false;
-        if !self.is_in_head && self.link.served.load(Ordering::Relaxed) == 0 {
+        if !self.is_in_head && !self.is_http2 && self.link.served.load(Ordering::Relaxed) == 0 {
             self.is_in_head = true;
             self.head.rest();
         }
@@ -174,7 +210,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.instead.is_none() {
+        if self.instead.is_none() && !self.is_http2 {
             self.instead = bad_http::instead_of(data);
         }
         if self.instead.is_some() {
@@ -189,7 +225,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         data: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.instead.is_none() {
+        if self.instead.is_none() && !self.is_http2 {
             self.instead = data.first().and_then(|head| bad_http::instead_of(head));
         }
         if self.instead.is_some() {
@@ -205,7 +241,9 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        // TLS keeps what the socket does not take.
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.after_write(context, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

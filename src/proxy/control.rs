@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, HOST, HeaderValue};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -35,6 +35,12 @@ pub(crate) async fn forward(shared: &Arc<Shared>, request: Request<Incoming>) ->
         left: limit,
     });
     strip_hop(request.headers_mut());
+    // HTTP/2 names the host in the address, HTTP/1.1 in a header.
+    let host = request.uri().authority().map(http::uri::Authority::as_str);
+    if let Some(Ok(host)) = host.map(HeaderValue::from_str) {
+        request.headers_mut().entry(HOST).or_insert(host);
+    }
+    *request.version_mut() = http::Version::HTTP_11;
     let origin = request.uri().path_and_query().cloned();
     *request.uri_mut() = origin.map_or_else(http::Uri::default, Into::into);
     let (status, why) = match timeout(PATIENCE, ask(shared, request)).await {

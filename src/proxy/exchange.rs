@@ -24,6 +24,8 @@ use super::headers;
 use super::outgoing::Whole;
 use super::pool::Conn;
 use super::shared::Shared;
+use super::socket::Socket;
+use super::tls;
 use crate::dispatch::{Failure, TimeoutKind, Upstream};
 
 /// The largest head of an answer, in bytes.
@@ -79,25 +81,35 @@ pub(crate) async fn post(
     shared: &Arc<Shared>,
     upstream: &Upstream,
 ) -> Result<(u16, HeaderMap, Exchange), Broken> {
-    let (authority, path) = split(&upstream.url)?;
-    if let Some(conn) = shared.pool.take(authority) {
+    let (origin, path) = split(&upstream.url)?;
+    if let Some(conn) = shared.pool.take(origin) {
         match send(shared, conn, upstream, path).await {
             Err(broken) if broken.failure == Failure::Reset => {}
             answered => return answered,
         }
     }
-    let conn = connect(authority, upstream).await?;
+    let conn = connect(shared, origin, upstream).await?;
     send(shared, conn, upstream, path).await
 }
 
-async fn connect(authority: &str, upstream: &Upstream) -> Result<Conn, Broken> {
+async fn connect(shared: &Shared, origin: &str, upstream: &Upstream) -> Result<Conn, Broken> {
+    let authority = authority(origin);
+    let is_tls = origin.starts_with("https:");
     let has_port = authority.rfind(':') > authority.rfind(']');
     let connecting = async {
-        if has_port {
-            TcpStream::connect(authority).await
+        let stream = if has_port {
+            TcpStream::connect(authority).await?
         } else {
-            TcpStream::connect((authority.trim_matches(['[', ']']), 80)).await
+            let port = if is_tls { 443 } else { 80 };
+            TcpStream::connect((authority.trim_matches(['[', ']']), port)).await?
+        };
+        stream.set_nodelay(true)?;
+        if !is_tls {
+            return Ok(Socket::Plain(stream));
         }
+        let host = authority.rfind(':').filter(|_| has_port);
+        let host = host.map_or(authority, |colon| &authority[..colon]);
+        tls::connect(&shared.tls, host.trim_matches(['[', ']']), stream).await
     };
     let stream = match timeout(upstream.connect_timeout, connecting).await {
         Ok(Ok(stream)) => stream,
@@ -107,14 +119,11 @@ async fn connect(authority: &str, upstream: &Upstream) -> Result<Conn, Broken> {
         Ok(Err(error)) => return Err(Broken::new(Failure::Unreachable, &error)),
         Err(_) => return Err(Broken::late(TimeoutKind::Connect)),
     };
-    stream
-        .set_nodelay(true)
-        .map_err(|error| Broken::new(Failure::Unreachable, &error))?;
     let (sender, driver) = http1::Builder::new()
         .max_header_size(HEAD_LIMIT_BYTES)
         .handshake(TokioIo::new(stream))
         .await?;
-    Ok(Conn::new(Arc::from(authority), sender, driver))
+    Ok(Conn::new(Arc::from(origin), sender, driver))
 }
 
 async fn send(
@@ -123,7 +132,7 @@ async fn send(
     upstream: &Upstream,
     path: &str,
 ) -> Result<(u16, HeaderMap, Exchange), Broken> {
-    let request = request(&conn.authority, upstream, path)?;
+    let request = request(authority(&conn.origin), upstream, path)?;
     let (response, is_closed) = exchange(&mut conn, request).await?;
     let (head, body) = response.into_parts();
     let exchange = Exchange {
@@ -167,16 +176,19 @@ fn request(authority: &str, upstream: &Upstream, path: &str) -> Result<Request<W
     Ok(request)
 }
 
-/// Authority and path of a worker's URL.
+/// Origin and path of a worker's URL.
 fn split(url: &str) -> Result<(&str, &str), Broken> {
-    let Some(rest) = url.strip_prefix("http://") else {
-        return Err(Broken::new(
-            Failure::Unreachable,
-            &"the native door speaks plain http to workers",
-        ));
-    };
+    let rest = ["http://", "https://"]
+        .iter()
+        .find_map(|scheme| url.strip_prefix(scheme))
+        .ok_or_else(|| Broken::new(Failure::Unreachable, &"the URL is not one of HTTP"))?;
     let path = rest.find('/').unwrap_or(rest.len());
-    Ok(rest.split_at(path))
+    Ok(url.split_at(url.len() - rest.len() + path))
+}
+
+/// Host and port of an origin.
+fn authority(origin: &str) -> &str {
+    origin.split_once("://").map_or(origin, |(_, rest)| rest)
 }
 
 impl Exchange {
@@ -242,15 +254,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_cut_into_authority_and_path() {
-        assert_eq!(split("http://d0:8000/v1/x").unwrap(), ("d0:8000", "/v1/x"));
+    fn a_url_is_cut_into_origin_and_path() {
         assert_eq!(
-            split("http://[::1]:8000/a/b").unwrap(),
-            ("[::1]:8000", "/a/b")
+            split("http://d0:8000/v1/x").unwrap(),
+            ("http://d0:8000", "/v1/x")
         );
-        assert_eq!(split("http://d0").unwrap(), ("d0", ""));
         assert_eq!(
-            split("https://d0/").unwrap_err().failure,
+            split("https://[::1]:8000/a/b").unwrap(),
+            ("https://[::1]:8000", "/a/b")
+        );
+        assert_eq!(split("http://d0").unwrap(), ("http://d0", ""));
+        assert_eq!(authority("https://d0:1"), "d0:1");
+        assert_eq!(
+            split("ftp://d0/").unwrap_err().failure,
             Failure::Unreachable
         );
     }

@@ -1,6 +1,8 @@
 //! Reads a request's body: whole, within a size and a time, without buffering what is refused.
 
+use std::error::Error;
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +101,9 @@ async fn piece(incoming: &mut Incoming) -> Result<Option<Bytes>, Unread> {
                     return Ok(Some(bytes));
                 }
             }
-            Some(Err(error)) if error.is_incomplete_message() => return Err(Unread::Gone),
+            Some(Err(error)) if error.is_incomplete_message() || !is_malformed(&error) => {
+                return Err(Unread::Gone);
+            }
             Some(Err(error)) => {
                 return Err(Unread::Refused(Refusal {
                     status: 400,
@@ -110,6 +114,19 @@ async fn piece(incoming: &mut Incoming) -> Result<Option<Bytes>, Unread> {
             }
         }
     }
+}
+
+/// The body breaks the rules of HTTP/1.1; any other error is a client that left or an HTTP/2 stream that is gone.
+fn is_malformed(error: &hyper::Error) -> bool {
+    let cause = error
+        .source()
+        .and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| {
+        !matches!(
+            cause.kind(),
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+        )
+    })
 }
 
 /// Reads and drops what a refused client still sends, within bounds.

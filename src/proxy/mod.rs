@@ -28,10 +28,13 @@ mod relay;
 mod server;
 mod service;
 mod shared;
+mod socket;
 mod stats;
+mod tls;
 
 pub use clock::Clock;
 pub use config::DoorConfig;
 pub use log::{Level, Line};
 pub use server::Door;
 pub use stats::Counted;
+pub use tls::TlsFiles;

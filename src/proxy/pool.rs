@@ -12,30 +12,31 @@ use std::time::Duration;
 
 use hyper::client::conn::http1::{Connection, SendRequest};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::outgoing::Whole;
+use super::socket::Socket;
 
 /// How long an idle connection is kept.
 const KEPT: Duration = Duration::from_secs(4);
 
 /// A connection to a worker. It moves only while somebody polls it: whoever uses it drives it, in the same task.
 pub(crate) struct Conn {
-    pub(crate) authority: Arc<str>,
+    /// Scheme, host and port.
+    pub(crate) origin: Arc<str>,
     pub(crate) sender: SendRequest<Whole>,
-    pub(crate) driver: Pin<Box<Connection<TokioIo<TcpStream>, Whole>>>,
+    pub(crate) driver: Pin<Box<Connection<TokioIo<Socket>, Whole>>>,
     idle_since: Instant,
 }
 
 impl Conn {
     pub(crate) fn new(
-        authority: Arc<str>,
+        origin: Arc<str>,
         sender: SendRequest<Whole>,
-        driver: Connection<TokioIo<TcpStream>, Whole>,
+        driver: Connection<TokioIo<Socket>, Whole>,
     ) -> Self {
         Self {
-            authority,
+            origin,
             sender,
             driver: Box::pin(driver),
             idle_since: Instant::now(),
@@ -51,17 +52,17 @@ impl Conn {
     }
 }
 
-/// Idle connections by authority, the one used last on top.
+/// Idle connections by origin, the one used last on top.
 #[derive(Default)]
 pub(crate) struct Pool {
     idle: Mutex<HashMap<Arc<str>, Vec<Conn>>>,
 }
 
 impl Pool {
-    /// A kept connection to `authority` that is fit for use.
-    pub(crate) fn take(&self, authority: &str) -> Option<Conn> {
+    /// A kept connection to `origin` that is fit for use.
+    pub(crate) fn take(&self, origin: &str) -> Option<Conn> {
         loop {
-            let mut conn = self.lock().get_mut(authority)?.pop()?;
+            let mut conn = self.lock().get_mut(origin)?.pop()?;
             if conn.idle_since.elapsed() < KEPT && conn.is_usable() {
                 return Some(conn);
             }
@@ -72,8 +73,8 @@ impl Pool {
     pub(crate) fn keep(&self, mut conn: Conn) {
         if conn.is_usable() {
             conn.idle_since = Instant::now();
-            let authority = Arc::clone(&conn.authority);
-            self.lock().entry(authority).or_default().push(conn);
+            let origin = Arc::clone(&conn.origin);
+            self.lock().entry(origin).or_default().push(conn);
         }
     }
 

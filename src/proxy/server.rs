@@ -7,11 +7,12 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::bad_http::HEAD_LIMIT_BYTES;
@@ -21,8 +22,12 @@ use super::connection::{Connection, Limits, Link};
 use super::log::Line;
 use super::service;
 use super::shared::{Shared, Stage};
+use super::socket::Socket;
 use super::stats::Counted;
+use super::tls;
 use crate::dispatch::Dispatcher;
+
+use tokio_rustls::TlsAcceptor;
 
 const BACKLOG: u32 = 2_048;
 /// Between two looks for connections to workers that were idle for too long.
@@ -31,6 +36,20 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long what is left may take to end.
 const LAST_WAIT: Duration = Duration::from_secs(1);
+/// The largest head of an HTTP/2 request, in bytes.
+const HEAD_LIST_LIMIT_BYTES: u32 = 64 << 10;
+/// Streams of one HTTP/2 connection at once.
+const MAX_STREAMS: u32 = 256;
+/// Streams that an HTTP/2 client may break off before they are looked at; one more ends its connection.
+const MAX_RESET_STREAMS: usize = 64;
+/// What of an answer waits in memory for one HTTP/2 client.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// How much of a request an HTTP/2 client may send ahead.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// An HTTP/2 client that does not answer a ping is gone.
+const PING_EVERY: Duration = Duration::from_secs(20);
+const PONG_WITHIN: Duration = Duration::from_secs(20);
 
 /// A door: listens from the moment it is made, serves from `start` to `stop`.
 ///
@@ -42,6 +61,7 @@ pub struct Door {
 }
 
 struct Running {
+    tls: Option<TlsAcceptor>,
     runtime: Option<Runtime>,
     listener: Option<TcpListener>,
 }
@@ -50,12 +70,15 @@ impl Door {
     /// Begins to listen.
     ///
     /// # Errors
-    /// The address cannot be had, or the threads cannot be started.
+    /// The address cannot be had, or the threads cannot be started; `InvalidInput`: a file of `tls` or
+    /// `worker_authorities` is of no use.
     pub fn bind(dispatcher: Dispatcher, config: DoorConfig, clock: Clock) -> io::Result<Self> {
         let threads = match config.threads {
             0 => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
             threads => threads,
         };
+        let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
+        let to_workers = tls::connector(config.worker_authorities.as_deref())?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("conserve-door")
@@ -67,9 +90,10 @@ impl Door {
         };
         let address = listener.local_addr()?;
         Ok(Self {
-            shared: Arc::new(Shared::new(dispatcher, config, clock)),
+            shared: Arc::new(Shared::new(dispatcher, config, clock, to_workers)),
             address,
             running: Mutex::new(Running {
+                tls,
                 runtime: Some(runtime),
                 listener: Some(listener),
             }),
@@ -87,7 +111,11 @@ impl Door {
         let mut running = self.lock();
         let listener = running.listener.take();
         if let (Some(runtime), Some(listener)) = (&running.runtime, listener) {
-            runtime.spawn(accept(listener, Arc::clone(&self.shared)));
+            runtime.spawn(accept(
+                listener,
+                running.tls.clone(),
+                Arc::clone(&self.shared),
+            ));
             runtime.spawn(sweep(Arc::clone(&self.shared)));
         }
     }
@@ -174,16 +202,30 @@ fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     Err(failed)
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
+    let places = match shared.config.max_connections {
+        0 => Semaphore::MAX_PERMITS,
+        places => places.min(Semaphore::MAX_PERMITS),
+    };
+    let places = Arc::new(Semaphore::new(places));
     let mut stopped = pin!(shared.reached(Stage::Stopped));
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let next = async {
+            // It is never closed, so there is a place in the end.
+            let place = Arc::clone(&places).acquire_owned().await.ok();
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            next = next => next,
             () = &mut stopped => return,
         };
         match accepted {
             Ok((stream, _)) => {
-                tokio::spawn(connection(stream, Arc::clone(&shared)));
+                let (tls, shared) = (tls.clone(), Arc::clone(&shared));
+                tokio::spawn(async move {
+                    connection(stream, tls, shared).await;
+                    drop(place);
+                });
             }
             Err(error) => {
                 shared
@@ -195,35 +237,79 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-async fn connection(stream: TcpStream, shared: Arc<Shared>) {
-    if stream.set_nodelay(true).is_err() {
-        // The client is gone already.
+async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
+    let limit = shared.config.body_timeout;
+    // A client that is gone already, or that does not speak TLS, or too slowly: nobody to tell.
+    let Ok(Ok(socket)) = timeout(limit, secured(stream, tls)).await else {
         return;
-    }
+    };
     let link = Arc::new(Link::default());
-    let io = Connection::new(
-        stream,
+    let mut io = Connection::new(
+        socket,
         Arc::clone(&link),
         Limits {
-            head: shared.config.body_timeout,
+            head: limit,
             idle: shared.config.keep_alive,
             stall: shared.config.client_stall_timeout,
         },
     );
-    let stopped = shared.reached(Stage::Stopped);
+    let mut stopped = pin!(shared.reached(Stage::Stopped));
+    let is_http2 = tokio::select! {
+        told = io.speaks_http2() => match told {
+            Ok(is_http2) => is_http2,
+            Err(_) => return,
+        },
+        () = stopped.as_mut() => return,
+    };
     let serve =
         service_fn(move |request| service::serve(Arc::clone(&shared), Arc::clone(&link), request));
-    let mut served = pin!(
-        http1::Builder::new()
-            .max_header_size(HEAD_LIMIT_BYTES)
-            .serve_connection(TokioIo::new(io), serve)
-    );
+    let io = TokioIo::new(io);
     // An error concerns a client that left or does not speak HTTP; hyper answered what can be answered.
-    tokio::select! {
-        _ = served.as_mut() => return,
-        () = stopped => served.as_mut().graceful_shutdown(),
+    if is_http2 {
+        let mut served = pin!(http2_builder().serve_connection(io, serve));
+        tokio::select! {
+            _ = served.as_mut() => return,
+            () = stopped => served.as_mut().graceful_shutdown(),
+        }
+        let _ = served.await;
+    } else {
+        let mut served = pin!(
+            http1::Builder::new()
+                .max_header_size(HEAD_LIMIT_BYTES)
+                .serve_connection(io, serve)
+        );
+        tokio::select! {
+            _ = served.as_mut() => return,
+            () = stopped => served.as_mut().graceful_shutdown(),
+        }
+        let _ = served.await;
     }
-    let _ = served.await;
+}
+
+async fn secured(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Socket> {
+    stream.set_nodelay(true)?;
+    Ok(match tls {
+        None => Socket::Plain(stream),
+        Some(tls) => Socket::Tls(Box::new(tls.accept(stream).await?.into())),
+    })
+}
+
+/// HTTP/2 within bounds: what one client may open, send and break off; pings and settings are bounded by the library,
+/// which answers one before it reads the next.
+fn http2_builder() -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(HEAD_LIST_LIMIT_BYTES)
+        .max_pending_accept_reset_streams(MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(MAX_RESET_STREAMS)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PONG_WITHIN);
+    builder
 }
 
 async fn sweep(shared: Arc<Shared>) {

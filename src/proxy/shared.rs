@@ -9,6 +9,8 @@ use super::pool::Pool;
 use super::stats::Stats;
 use crate::dispatch::Dispatcher;
 
+use tokio_rustls::TlsConnector;
+
 /// How far the door is on its way to the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
@@ -29,13 +31,19 @@ pub(crate) struct Shared {
     pub(crate) stats: Stats,
     pub(crate) log: Log,
     pub(crate) pool: Pool,
+    pub(crate) tls: TlsConnector,
     pub(crate) stage: watch::Sender<Stage>,
     /// Told when the last request left.
     pub(crate) idle: Notify,
 }
 
 impl Shared {
-    pub(crate) fn new(dispatcher: Dispatcher, config: DoorConfig, clock: Clock) -> Self {
+    pub(crate) fn new(
+        dispatcher: Dispatcher,
+        config: DoorConfig,
+        clock: Clock,
+        tls: TlsConnector,
+    ) -> Self {
         Self {
             log: Log::new(config.verbose),
             dispatcher,
@@ -43,6 +51,7 @@ impl Shared {
             clock,
             stats: Stats::new(),
             pool: Pool::default(),
+            tls,
             stage: watch::Sender::new(Stage::Serving),
             idle: Notify::new(),
         }

@@ -9,7 +9,7 @@ use pyo3::types::PyList;
 use super::convert::{count, headers_to_python, span};
 use super::dispatcher::PyDispatcher;
 use super::errors::out_of_range;
-use crate::proxy::{Door, DoorConfig, Level, Line};
+use crate::proxy::{Door, DoorConfig, Level, Line, TlsFiles};
 
 /// Serves turns over HTTP in threads of its own, without Python; passes every other request on to
 /// a Unix socket.
@@ -22,7 +22,7 @@ pub(super) struct PyNativeDoor {
 impl PyNativeDoor {
     #[new]
     #[pyo3(signature = (
-        dispatcher, *, host, port, control, threads = 0, body_timeout_s = 60.0, client_stall_timeout_s = 120.0,
+        dispatcher, *, host, port, control, tls = None, worker_ca = None, max_connections = 0, threads = 0, body_timeout_s = 60.0, client_stall_timeout_s = 120.0,
         keep_alive_s = 75.0, verbose = true
     ))]
     #[expect(
@@ -35,6 +35,9 @@ impl PyNativeDoor {
         host: String,
         port: u16,
         control: PathBuf,
+        tls: Option<(PathBuf, PathBuf)>,
+        worker_ca: Option<PathBuf>,
+        max_connections: i64,
         threads: i64,
         body_timeout_s: f64,
         client_stall_timeout_s: f64,
@@ -54,6 +57,9 @@ impl PyNativeDoor {
             host,
             port,
             control,
+            tls: tls.map(|(certificate, key)| TlsFiles { certificate, key }),
+            worker_authorities: worker_ca,
+            max_connections: count(py, "max_connections", max_connections)?,
             threads: count(py, "threads", threads)?,
             body_timeout: span(py, "body_timeout_s", body_timeout_s)?,
             client_stall_timeout: span(py, "client_stall_timeout_s", client_stall_timeout_s)?,

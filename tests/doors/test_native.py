@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from conserve import ConfigError, Decoder, ManualClock, Router
 from conserve._core import Dispatcher, NativeDoor
 from conserve.proxy.native import NativeServer
+from conserve.proxy.server import _server
 from conserve.settings import Settings
 from conserve_workers.mock import Fault
 from tests.support.cluster import chat_body, run_cluster
@@ -76,9 +78,32 @@ async def test_a_turn_that_goes_round_by_the_app_is_served_and_counted_all_the_s
         assert await c.metric("conserve_door_requests_total", status="200") == 1
 
 
-def test_a_worker_behind_tls_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"https://d0.*--door fastapi"):
-        NativeServer(Settings(port=0, door="native", decoders=["https://d0"]))
+def test_it_is_the_default() -> None:
+    assert Settings().door == "native"
+
+
+def test_a_build_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "conserve.proxy.native")
+    monkeypatch.delattr("conserve._core.NativeDoor")
+    with pytest.raises(ConfigError, match=r"no native door.*--door fastapi"):
+        _server(Settings(decoders=["http://d0:1"]), lambda _: None)
+
+
+async def test_connections_above_the_bound_wait_until_one_is_free() -> None:
+    get = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with run_cluster(open_native, prefillers=0, decoders=1, max_connections=2) as c:
+        async with connect(c.url) as first, connect(c.url) as second:
+            for raw in (first, second):
+                await raw.send(get)
+                assert (await raw.head())[0] == 200
+            async with connect(c.url) as third:
+                await third.send(get)
+                waiting = asyncio.create_task(third.head())
+                done, _ = await asyncio.wait({waiting}, timeout=0.3)
+                assert not done
+                first.reset()
+                async with asyncio.timeout(10):
+                    assert (await waiting)[0] == 200
 
 
 def test_an_address_that_is_taken_is_an_oserror() -> None:

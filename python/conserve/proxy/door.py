@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from .energy import Energy
 from .metrics import DoorMetrics
+from .tls import trust_of
 from .upstream import Upstreams
 from .watch import Watch
 
@@ -68,7 +69,7 @@ class Door:
 
     async def open(self) -> None:
         """Open connections and begin to watch the workers; returns once each was asked for the first time."""
-        self._upstreams = Upstreams()
+        self._upstreams = Upstreams(trust=trust_of(self.settings))
         self._clock = asyncio.create_task(self._tick(), name="conserve-tick")
         await self.watch.start(self._upstreams)
         if self.energy is not None:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from conserve._core import NativeDoor
-from conserve.errors import ConfigError
 
 from .app import app_of
 from .decisions import is_told, say
 from .door import Door
 from .metrics import DoorMetrics
 from .server import KEEP_ALIVE_S, AppServer
+from .tls import files_of
 
 if TYPE_CHECKING:
     from conserve._core import Router
@@ -40,13 +40,7 @@ class NativeFront(Door):
     """A door whose turns are served by `native`. Turns that reach the app all the same are served by it too."""
 
     def __init__(self, router: Router, settings: Settings) -> None:
-        for _, at in settings.workers():
-            if not at.url.startswith("http://"):
-                raise ConfigError(
-                    f"worker {at.url}: the native door speaks plain http to workers; use --door fastapi",
-                    key="door",
-                    accepted="fastapi for https workers",
-                )
+        tls = files_of(settings)
         super().__init__(router, settings)
         # Nobody else may enter the folder, so nobody else can connect to the socket in it.
         self._folder = Path(tempfile.mkdtemp(prefix="conserve-"))
@@ -57,6 +51,9 @@ class NativeFront(Door):
                 host=settings.host,
                 port=settings.port,
                 control=self.control_path,
+                tls=tls,
+                worker_ca=settings.worker_ca,
+                max_connections=settings.max_connections,
                 threads=settings.door_threads,
                 body_timeout_s=settings.body_timeout_s,
                 client_stall_timeout_s=settings.client_stall_timeout_s,
@@ -129,6 +126,7 @@ class NativeServer(AppServer):
             host=native.host,
             port=native.port,
             path=self.front.control_path,
+            is_tls=settings.tls_cert is not None,
             on_ready=on_ready,
         )
 

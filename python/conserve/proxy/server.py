@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
+from conserve.errors import ConfigError
+
 from .app import create_app
 from .protocol import bounded
+from .tls import files_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -40,7 +43,8 @@ class AppServer(uvicorn.Server):
     """A uvicorn server whose first stop signal drains the door and whose second one stops at once.
 
     While it drains it still accepts connections, to answer 503 instead of refusing them. It serves the app on `listening`,
-    or on the Unix socket `path`; `host` and `port` are what its user connects to.
+    or on the Unix socket `path`; `host` and `port` are what its user connects to, with TLS if `is_tls`. With `tls`, files of
+    certificate chain and key, it speaks TLS itself.
     """
 
     def __init__(
@@ -51,10 +55,13 @@ class AppServer(uvicorn.Server):
         port: int,
         listening: socket.socket | None = None,
         path: str | None = None,
+        is_tls: bool = False,
+        tls: tuple[Path, Path] | None = None,
         on_ready: Callable[[str], None] | None = None,
     ) -> None:
         self.door: Door = app.state.door
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if is_tls or tls is not None else "http"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         self._on_ready = on_ready
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,6 +82,8 @@ class AppServer(uvicorn.Server):
                 server_header=False,
                 date_header=True,
                 backlog=_BACKLOG,
+                ssl_certfile=None if tls is None else tls[0],
+                ssl_keyfile=None if tls is None else tls[1],
                 timeout_graceful_shutdown=2,
                 timeout_keep_alive=int(KEEP_ALIVE_S),
             )
@@ -123,10 +132,11 @@ class DoorServer(AppServer):
     """The FastAPI door: the app itself serves the turns."""
 
     def __init__(self, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+        tls = files_of(settings)
         app = create_app(settings)
         listening = _listen(settings.host, settings.port)
         host, port = listening.getsockname()[:2]
-        super().__init__(app, host=host, port=port, listening=listening, on_ready=on_ready)
+        super().__init__(app, host=host, port=port, listening=listening, tls=tls, on_ready=on_ready)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -174,7 +184,14 @@ def serve(settings: Settings, *, ready_file: Path | None = None, energy: MakeEne
 def _server(settings: Settings, ready: Callable[[str], None]) -> AppServer:
     if settings.door == "fastapi":
         return DoorServer(settings, on_ready=ready)
-    from .native import NativeServer
+    try:
+        from .native import NativeServer
+    except ImportError as missing:
+        raise ConfigError(
+            f"door native: this build of conserve has no native door ({missing}); use --door fastapi",
+            key="door",
+            accepted="fastapi",
+        ) from None
 
     return NativeServer(settings, on_ready=ready)
 

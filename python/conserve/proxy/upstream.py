@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import ssl
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -48,12 +49,16 @@ class TooLargeError(Exception):
 class Upstreams:
     """The connections to the workers. Open and close it on the event loop that uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trust: ssl.SSLContext | None = None) -> None:
         trace: aiohttp.TraceConfig = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_reused)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0, limit_per_host=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=30
+                limit=0,
+                limit_per_host=0,
+                keepalive_timeout=_KEEP_ALIVE_S,
+                ttl_dns_cache=30,
+                ssl=trust or True,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
