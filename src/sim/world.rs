@@ -539,7 +539,10 @@ impl<'a> World<'a> {
             output: flight.output,
             valid: spec.reuse,
             known: spec.reuse.min(flight.history),
-            prefix: self.workload.conversations[conversation].prefix,
+            // A prompt after a reset may be shorter than the head of the first one.
+            prefix: self.workload.conversations[conversation]
+                .prefix
+                .filter(|(_, length)| *length < spec.prompt),
             received: None,
             emitted_at: None,
         }

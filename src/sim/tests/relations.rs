@@ -158,3 +158,16 @@ fn evicted_kv_is_computed_again_and_counted() {
     assert_eq!(second(&offloaded), (0, 6_000), "read back from host memory");
     assert!(offloaded.engines[0].loaded_tokens > 0);
 }
+
+#[test]
+fn a_prompt_shorter_than_the_shared_prefix_is_computed_whole() {
+    let columns = WorkloadColumns {
+        prefix_id: vec![0],
+        prefix_tokens: vec![1_600],
+        reuse: vec![-1, 0],
+        ..WorkloadColumns::single(&[(2_000, 10), (300, 10)])
+    };
+    let result = run(r#"{"engines": [{"role": "both"}]}"#, &columns);
+    let turn = &result.turns[1];
+    assert_eq!((turn.cached_tokens, turn.prefilled_tokens), (0, 300));
+}
