@@ -90,6 +90,7 @@ async def test_without_any_decoder_a_turn_is_refused_after_its_wait(cluster: Sta
     async with cluster(prefillers=0, decoders=1, keep_down=1, queue_timeout_s=0.1) as c:
         answer = await c.chat("hi")
         assert (answer.status, answer.code) == (503, "no_workers"), answer.body
+        assert int(answer.headers["retry-after"]) >= 1
         await c.nothing_booked()
         assert (await c.get("/readyz")).status == 503
         assert [row["url"] for row in (await c.fleet())["away"]] == [c.decoders[0].url]

@@ -214,7 +214,10 @@ impl Dispatch {
             param,
             message,
         };
-        self.reply_with(&refusal, rejected.retry_after())
+        // When a decoder comes is not known; a client that is told nothing tries again at once.
+        let soon = matches!(rejected, Rejected::Draining | Rejected::NoWorkers)
+            .then_some(Duration::from_secs(1));
+        self.reply_with(&refusal, rejected.retry_after().or(soon))
     }
 
     fn prompt_field(&self) -> &'static str {
