@@ -19,6 +19,7 @@ pub(crate) const STREAMS: [&[u8]; 2] = [
 ];
 
 /// Metrics of engines.
+#[cfg(not(loom))]
 pub(crate) const METRICS: [&[u8]; 1] = [include_bytes!("../../tests/corpus/vllm.prom")];
 
 /// One of `inputs` with a few bytes changed, and pieces of the others put in.

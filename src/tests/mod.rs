@@ -2,7 +2,6 @@
 
 #[cfg(not(loom))]
 mod begin;
-#[cfg(not(loom))]
 pub(crate) mod corpus;
 #[cfg(not(loom))]
 mod line;
