@@ -42,6 +42,8 @@ pub struct Config {
     pub max_conversations: usize,
     /// Tokens in a KV block of a worker that does not report its own.
     pub block_size: BlockSize,
+    /// What a worker says about its load is not used when it is older.
+    pub report_stale_after: Duration,
     /// Which rule places conversations.
     pub policy: PolicyKind,
     /// A turn whose first token comes later does not count as goodput; `None`: any time will do.
@@ -61,6 +63,7 @@ impl Default for Config {
             evict_idle: false,
             max_conversations: 4_000_000,
             block_size: BlockSize::DEFAULT,
+            report_stale_after: Duration::from_secs(10),
             policy: PolicyKind::Strict,
             slo_ttft: None,
             slo_tbt: None,

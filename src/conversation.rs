@@ -15,7 +15,7 @@
 //! ```
 
 use crate::sync::{AtomicU64, Counter, Ordering};
-use crate::units::{Blocks, Timestamp, WorkerId};
+use crate::units::{Blocks, Timestamp, Tokens, WorkerId};
 
 /// Where a conversation is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -227,6 +227,14 @@ impl State {
         }
     }
 
+    /// The decoder evicted `lost` of its blocks: they are not held any more.
+    pub(crate) fn lose_blocks(self, lost: Blocks) -> Self {
+        Self {
+            blocks: self.blocks.less(lost),
+            ..self
+        }
+    }
+
     /// The KV is gone or given up; the next turn places the conversation again.
     pub(crate) fn unpin(self) -> Self {
         Self {
@@ -260,6 +268,8 @@ pub(crate) struct Conversation {
     charged_uj: Counter,
     /// Prompt tokens computed and tokens generated for it.
     tokens: Counter,
+    /// Tokens of its last finished turn, prompt and answer; 0 before the first.
+    context: Counter,
 }
 
 impl Conversation {
@@ -271,7 +281,16 @@ impl Conversation {
             milestone: Counter::default(),
             charged_uj: Counter::default(),
             tokens: Counter::default(),
+            context: Counter::default(),
         }
+    }
+
+    pub(crate) fn context(&self) -> Tokens {
+        Tokens(u32::try_from(self.context.get()).unwrap_or(u32::MAX))
+    }
+
+    pub(crate) fn set_context(&self, tokens: Tokens) {
+        self.context.set(u64::from(tokens.0));
     }
 
     pub(crate) fn state(&self) -> State {

@@ -409,6 +409,21 @@ pub enum Event {
         decoder: WorkerId,
         blocks: Blocks,
     },
+    /// A decoder evicted `blocks` of a conversation that is pinned to it and idle.
+    KvLost {
+        at: Timestamp,
+        key: ConversationKey,
+        decoder: WorkerId,
+        blocks: Blocks,
+    },
+    /// A finished turn made workers compute `tokens` of its prompt that had been computed before.
+    Recomputed {
+        at: Timestamp,
+        key: ConversationKey,
+        decoder: WorkerId,
+        kind: TurnKind,
+        tokens: Tokens,
+    },
     /// A worker joined.
     WorkerJoined {
         at: Timestamp,

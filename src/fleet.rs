@@ -14,6 +14,7 @@ use crate::backlog::Backlog;
 use crate::error::JoinError;
 use crate::occupancy::{NEWCOMERS_WAIT, Occupancy};
 use crate::report::WorkerReport;
+use crate::residency::Residency;
 use crate::sync::{Counter, Mutex, POCKETS, Padded, stripe};
 use crate::units::{BlockSize, Blocks, Timestamp, Tokens, WorkerId};
 
@@ -172,7 +173,11 @@ pub(crate) struct Worker {
     references: [OnceLock<WorkerRef>; POCKETS],
     /// Conversations whose word names this decoder.
     pub(crate) conversations: Counter,
-    pub(crate) report: Mutex<Option<(WorkerReport, Timestamp)>>,
+    /// What it last said about itself, and when it last told its load.
+    pub(crate) report: Mutex<Option<(WorkerReport, Option<Timestamp>)>>,
+    pub(crate) residency: Mutex<Residency>,
+    /// Blocks of idle conversations that it evicted.
+    pub(crate) idle_evicted: Counter,
 }
 
 impl Worker {
@@ -276,10 +281,17 @@ impl Worker {
             self.max_model_len.set(u64::from(len.0));
         }
         let mut kept = self.report.lock();
-        let merged = kept
-            .as_ref()
-            .map_or_else(|| report.clone(), |(old, _)| report.clone().or(old));
-        *kept = Some((merged, now));
+        let told = report.tells_load().then_some(now);
+        *kept = Some(match kept.as_ref() {
+            Some((old, before)) => (report.clone().or(old), told.or(*before)),
+            None => (report.clone(), told),
+        });
+    }
+
+    /// Blocks in its prefix cache, and batches of KV events missed for good.
+    pub(crate) fn resident(&self) -> (Option<Blocks>, u64) {
+        let residency = self.residency.lock();
+        (residency.blocks(), residency.missed())
     }
 
     /// How an answer names this worker. Each stripe of threads has names of its own, so that
@@ -435,6 +447,8 @@ impl Fleet {
             references: std::array::from_fn(|_| OnceLock::new()),
             conversations: Counter::default(),
             report: Mutex::new(None),
+            residency: Mutex::new(Residency::default()),
+            idle_evicted: Counter::default(),
         };
         worker.occupancy.flag(NEWCOMERS_WAIT, joined.newcomers_wait);
         worker.backlog.flag(joined.newcomers_wait);

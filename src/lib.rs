@@ -58,6 +58,7 @@ pub mod error;
 pub mod event;
 pub mod fleet;
 pub mod identity;
+pub mod kv_events;
 pub mod metrics;
 mod occupancy;
 pub mod placement;
@@ -67,7 +68,9 @@ pub mod proxy;
 mod pulse;
 #[cfg(feature = "python")]
 mod python;
+mod recent;
 pub mod report;
+pub mod residency;
 pub mod router;
 #[cfg(feature = "sim")]
 pub mod sim;

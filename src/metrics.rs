@@ -68,6 +68,9 @@ struct Fold {
     evicted: Counter,
     overcommitted: Counter,
     orphaned: Counter,
+    idle_evictions: Counter,
+    idle_evicted_blocks: Counter,
+    recomputed_tokens: Counter,
     prompt_tokens: Counter,
     cached_tokens: Counter,
     output_tokens: Counter,
@@ -218,7 +221,7 @@ impl Metrics {
                 count,
             );
         }
-        let counters: [(&str, &str, CounterOf); 8] = [
+        let counters: [(&str, &str, CounterOf); 11] = [
             (
                 "conserve_handoffs_total",
                 "KV handoffs from prefiller to decoder.",
@@ -243,6 +246,21 @@ impl Metrics {
                 "conserve_orphaned_prefills_total",
                 "Prefills that nobody pulled.",
                 |f| &f.orphaned,
+            ),
+            (
+                "conserve_idle_kv_evictions_total",
+                "Times that a decoder evicted KV of an idle conversation pinned to it, as its KV events tell.",
+                |f| &f.idle_evictions,
+            ),
+            (
+                "conserve_idle_kv_evicted_blocks_total",
+                "KV blocks evicted so.",
+                |f| &f.idle_evicted_blocks,
+            ),
+            (
+                "conserve_recomputed_tokens_total",
+                "Prompt tokens that an earlier turn had computed and that were computed again.",
+                |f| &f.recomputed_tokens,
             ),
             (
                 "conserve_prompt_tokens_total",
@@ -283,6 +301,14 @@ fn millis(bound: u64) -> String {
 }
 
 fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
+    text.head(
+        "conserve_recomputed_share",
+        "gauge",
+        "Share of the prompt tokens computed in the last two minutes that had been computed before.",
+    );
+    if let Some(share) = snapshot.recomputed_share {
+        text.line("conserve_recomputed_share", &[], share);
+    }
     let held = snapshot.conversations;
     text.one(
         "conserve_conversations",
@@ -301,7 +327,7 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
         &[("queue", "tail")],
         snapshot.waiting_tail,
     );
-    let gauges: [(&str, &str, GaugeOf); 10] = [
+    let gauges: [(&str, &str, GaugeOf); 14] = [
         (
             "conserve_worker_up",
             "1 if the worker takes work, 0 if not.",
@@ -356,8 +382,34 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
         ),
         (
             "conserve_worker_report_age_seconds",
-            "Age of the worker's own account.",
+            "Since the worker last told its load.",
             |row| row.report_age.map(|age| age.as_secs_f64()),
+        ),
+        (
+            "conserve_worker_report_stale",
+            "1 if that is too long ago and what it told is not used, 0 if not.",
+            |row| {
+                let stale = f64::from(u8::from(row.report_stale));
+                row.report_age.map(|_| stale)
+            },
+        ),
+        (
+            "conserve_kv_blocks_resident",
+            "KV blocks in the worker's prefix cache, from its KV events.",
+            |row| row.resident.map(|blocks| f64::from(blocks.get())),
+        ),
+        (
+            "conserve_kv_blocks_resident_idle",
+            "Of these, in use by no running request.",
+            |row| row.resident_idle.map(|blocks| f64::from(blocks.get())),
+        ),
+        (
+            "conserve_kv_blocks_booked_minus_resident",
+            "KV blocks booked less those in the prefix cache.",
+            |row| {
+                let resident = row.resident.filter(|_| row.role.decodes())?;
+                Some(f64::from(row.booked.get()) - f64::from(resident.get()))
+            },
         ),
     ];
     for (name, help, of) in gauges {
@@ -366,7 +418,7 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
 }
 
 fn render_work(text: &mut Text, snapshot: &Snapshot) {
-    let counters: [(&str, &str, GaugeOf); 4] = [
+    let counters: [(&str, &str, GaugeOf); 6] = [
         (
             "conserve_worker_prefill_seconds_total",
             "Turn-seconds of prefill at the worker.",
@@ -388,6 +440,18 @@ fn render_work(text: &mut Text, snapshot: &Snapshot) {
             "Tokens that the worker generated.",
             #[expect(clippy::cast_precision_loss, reason = "far below 2^52 tokens")]
             |row| Some(row.work.output as f64),
+        ),
+        (
+            "conserve_worker_idle_kv_evicted_blocks_total",
+            "KV blocks of idle conversations that the worker evicted.",
+            #[expect(clippy::cast_precision_loss, reason = "far below 2^52 blocks")]
+            |row| row.role.decodes().then_some(row.idle_evicted as f64),
+        ),
+        (
+            "conserve_worker_kv_event_batches_missed_total",
+            "Batches of KV events that were missed for good.",
+            #[expect(clippy::cast_precision_loss, reason = "far below 2^52 batches")]
+            |row| Some(row.events_missed as f64),
         ),
     ];
     for (name, help, of) in counters {
@@ -515,6 +579,14 @@ impl Observer for Metrics {
                 self.own().closed[index].add(1);
             }
             Event::Evicted { .. } => self.own().evicted.add(1),
+            Event::KvLost { blocks, .. } => {
+                let fold = self.own();
+                fold.idle_evictions.add(1);
+                fold.idle_evicted_blocks.add(u64::from(blocks.get()));
+            }
+            Event::Recomputed { tokens, .. } => {
+                self.own().recomputed_tokens.add(u64::from(tokens.0));
+            }
             Event::WorkerJoined {
                 worker, ref tier, ..
             } => {

@@ -8,7 +8,7 @@ use crate::units::{BlockSize, Blocks, Tokens};
 /// What a worker said; `None` where it did not.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WorkerReport {
-    /// KV blocks that it holds.
+    /// KV blocks that it can give to requests.
     pub kv_blocks: Option<Blocks>,
     /// Tokens in a block.
     pub block_size: Option<BlockSize>,
@@ -73,12 +73,31 @@ impl WorkerReport {
 
     fn read_cache_config(&mut self, labels: &str) {
         let number = |name| label(labels, name).and_then(|text| text.parse::<u32>().ok());
-        if let Some(blocks) = number("num_gpu_blocks").filter(|blocks| *blocks > 0) {
+        // One of each engine's blocks is its null block, which holds no token.
+        let usable = number("num_gpu_blocks").and_then(|blocks| blocks.checked_sub(1));
+        if let Some(blocks) = usable.filter(|blocks| *blocks > 0) {
             let more = Blocks::new(u64::from(blocks));
             self.kv_blocks = Some(self.kv_blocks.unwrap_or_default().plus(more));
         }
         if let Some(size) = number("block_size").and_then(BlockSize::new) {
             self.block_size = Some(size);
+        }
+    }
+
+    /// Whether it says how much the worker does now, which grows old; the rest holds for the life of its process.
+    #[must_use]
+    pub const fn tells_load(&self) -> bool {
+        self.kv_usage.is_some() || self.running.is_some() || self.waiting.is_some()
+    }
+
+    /// The same without what grows old.
+    #[must_use]
+    pub fn without_load(self) -> Self {
+        Self {
+            kv_usage: None,
+            running: None,
+            waiting: None,
+            ..self
         }
     }
 
@@ -216,7 +235,7 @@ vllm:prefix_cache_hits_total{engine="0"} 600000
     fn vllm_text_gives_capacity_and_load() {
         let report = WorkerReport::parse(VLLM.as_bytes());
         let expected = WorkerReport {
-            kv_blocks: Some(Blocks::new(27_913)),
+            kv_blocks: Some(Blocks::new(27_912)),
             block_size: BlockSize::new(16),
             kv_usage: Some(0.5),
             running: Some(5),
@@ -239,6 +258,7 @@ vllm:prefix_cache_hits_total{engine="0"} 600000
             "vllm:kv_cache_usage_perc 7",
             "vllm:cache_config_info{num_gpu_blocks=\"None\",block_size=\"0\"} 1",
             "vllm:cache_config_info{num_gpu_blocks=\"0\"} 1",
+            "vllm:cache_config_info{num_gpu_blocks=\"1\"} 1",
             "vllm:cache_config_info{num_gpu_blocks=\"5} 1",
         ] {
             assert_eq!(

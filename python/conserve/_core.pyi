@@ -200,6 +200,7 @@ class Router:
         block_size: tokens in one KV block, where a decoder does not say.
         slo_ttft_ms: a turn whose first token comes later is no goodput; None: any time will do.
         slo_tbt_ms: the same for the mean gap between its tokens.
+        report_stale_s: what a worker told of its load is not used when it is older.
         clock: time for tests; by default the machine's monotonic clock.
         secret: 16 bytes that key the hash of tenants and conversation ids; random by default.
 
@@ -229,6 +230,7 @@ class Router:
         block_size: int = 16,
         slo_ttft_ms: float | None = None,
         slo_tbt_ms: float | None = None,
+        report_stale_s: float = 10.0,
         clock: ManualClock | None = None,
         secret: bytes | None = None,
     ) -> Self: ...
@@ -296,6 +298,16 @@ class Router:
         """Take in what a worker said about itself. `kv_usage` is the share of its KV cache in use, 0 to 1."""
     def observe_metrics(self, worker: int | str, text: bytes, /) -> None:
         """Like `observe`, from a worker's Prometheus page (vLLM's metric names)."""
+    def observe_events(self, worker: int | str, number: int, batch: bytes, /) -> int | None:
+        """Take in one batch of a worker's KV events (vLLM's `EventBatch` in MessagePack), which it numbers from 0.
+
+        Gives None, or the number from which on batches are missing: this one is not counted then; bring those first, or
+        say `give_up_events`. KeyError for an unknown worker, ValueError for what is no batch.
+        """
+    def give_up_events(self, worker: int | str, number: int, /) -> None:
+        """The batches of KV events before `number` cannot be had any more: what the worker's cache holds is unknown until
+        it is emptied. KeyError for an unknown worker.
+        """
     def charge(self, worker: int, /, *, prefill_uj: int = 0, decode_uj: int = 0) -> tuple[int, int]:
         """Charge the turns that prefill and those that decode at a worker now for energy it used, each an equal part.
 
@@ -507,7 +519,19 @@ class WorkerView:
         """What it last said about itself: requests that wait."""
     @property
     def report_age_s(self) -> float | None:
-        """How old that is."""
+        """Since it last told its load; None if it never did."""
+    @property
+    def report_stale(self) -> bool:
+        """That is too long ago, and what it told is left out."""
+    @property
+    def resident_blocks(self) -> int | None:
+        """Blocks in its prefix cache, from its KV events."""
+    @property
+    def resident_idle_blocks(self) -> int | None:
+        """Of these, in use by no running request."""
+    @property
+    def idle_evicted_blocks(self) -> int:
+        """Blocks of idle conversations pinned to it that it evicted."""
     @property
     def joined_s(self) -> float:
         """When it joined."""
@@ -545,6 +569,9 @@ class Snapshot:
     @property
     def waiting_tail(self) -> int:
         """Other turns that wait: for room on their decoder, or for their conversation to be handed over."""
+    @property
+    def recomputed_share(self) -> float | None:
+        """Share of the prompt tokens computed in the last two minutes that an earlier turn had computed."""
     @property
     def policy(self) -> str: ...
     @property

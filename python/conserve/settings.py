@@ -152,6 +152,9 @@ class Settings(BaseSettings):
     slo_tbt_ms: Annotated[float | None, Field(gt=0, le=86_400_000), BeforeValidator(_never)] = Field(
         None, description="The same for the mean gap between a turn's tokens."
     )
+    report_stale_s: _Seconds = Field(
+        10.0, description="What a worker told of its load is not used when it is older, and the worker is doubted."
+    )
     secret: SecretStr | None = Field(
         None, description="32 hexadecimal digits that key the hash of tenants and ids; random by default."
     )
@@ -254,6 +257,7 @@ class Settings(BaseSettings):
             block_size=self.block_size,
             slo_ttft_ms=self.slo_ttft_ms,
             slo_tbt_ms=self.slo_tbt_ms,
+            report_stale_s=self.report_stale_s,
             secret=self.secret_bytes(),
         )
         if not empty:

@@ -7,6 +7,7 @@
 use bytes::Bytes;
 
 use super::config::DispatchConfig;
+use crate::units::ConversationKey;
 
 /// One header: name in lower case, value.
 pub type Header = (Bytes, Bytes);
@@ -27,6 +28,9 @@ const OF_ONE_HOP: [&str; 12] = [
     "expect",
 ];
 
+/// The header that names a session to vLLM.
+const SESSION: &str = "x-session-id";
+
 /// Headers in which clients show who they are.
 const CREDENTIALS: [&str; 2] = ["authorization", "x-api-key"];
 
@@ -46,11 +50,12 @@ pub(crate) fn credential(headers: &[Header]) -> Option<&[u8]> {
         .map(|value| &**value)
 }
 
-/// The headers of a request to a worker.
+/// The headers of a request to a worker. The session is the conversation's `key`: an engine names it in its KV events.
 pub(crate) fn to_worker(
     headers: &[Header],
     config: &DispatchConfig,
     request_id: &Bytes,
+    key: ConversationKey,
 ) -> Vec<Header> {
     let named = named_by_connection(headers);
     let mut sent: Vec<Header> = headers
@@ -60,11 +65,13 @@ pub(crate) fn to_worker(
             !(is_of_one_hop(name, &named)
                 || (is_credential && !config.forward_authorization)
                 || is(name, "accept-encoding")
-                || is(name, "x-request-id"))
+                || is(name, "x-request-id")
+                || is(name, SESSION))
         })
         .cloned()
         .collect();
     sent.push(header("x-request-id", request_id.clone()));
+    sent.push(header(SESSION, Bytes::from(key.to_string())));
     // What is encoded cannot be read on its way: tokens, usage and errors would go unseen.
     sent.push(header("accept-encoding", Bytes::from_static(b"identity")));
     if let Some(key) = &config.worker_key {
@@ -175,18 +182,22 @@ mod tests {
             ("x-custom", "b"),
         ]);
         let id = Bytes::from_static(b"r-1");
-        let sent = to_worker(&client, &DispatchConfig::default(), &id);
-        let kept = [
-            "traceparent: 00-1-2-03",
-            "x-session-id: s",
-            "x-custom: a",
-            "x-custom: b",
-        ];
+        let sent = to_worker(
+            &client,
+            &DispatchConfig::default(),
+            &id,
+            ConversationKey(255),
+        );
+        let kept = ["traceparent: 00-1-2-03", "x-custom: a", "x-custom: b"];
         assert_eq!(
             text(&sent),
             [
                 &kept[..],
-                &["x-request-id: r-1", "accept-encoding: identity"]
+                &[
+                    "x-request-id: r-1",
+                    "x-session-id: 000000000000000000000000000000ff",
+                    "accept-encoding: identity"
+                ]
             ]
             .concat()
         );
@@ -196,14 +207,14 @@ mod tests {
             ..DispatchConfig::default()
         };
         assert!(
-            text(&to_worker(&client, &forward, &id))
+            text(&to_worker(&client, &forward, &id, ConversationKey(1)))
                 .contains(&"authorization: Bearer sk-client".to_owned())
         );
         let keyed = DispatchConfig {
             worker_key: Some(Secret::new("sk-w")),
             ..DispatchConfig::default()
         };
-        let sent = text(&to_worker(&client, &keyed, &id));
+        let sent = text(&to_worker(&client, &keyed, &id, ConversationKey(1)));
         assert!(
             sent.contains(&"authorization: Bearer sk-w".to_owned())
                 && !sent.concat().contains("sk-client")

@@ -19,7 +19,7 @@ use crate::event::LostReason;
 use crate::identity::{Identity, IdentityLimits};
 use crate::metrics::{Metrics, Slo};
 use crate::report::WorkerReport;
-use crate::router::{Doing, Health, Router};
+use crate::router::{Doing, Health, Heard, Router};
 use crate::units::WorkerId;
 
 /// Decides where each turn of each conversation runs, and whether there is room for it.
@@ -67,11 +67,11 @@ impl PyRouter {
         prefillers = Vec::new(), decoders = Vec::new(), *, policy = "strict", low_watermark = 0.8,
         prefill_backlog_tokens = 65536, queue_limit = 1024, queue_timeout_s = 30.0, idle_timeout_s = Some(3600.0),
         evict_idle = false, max_conversations = 4_000_000, block_size = 16, slo_ttft_ms = None, slo_tbt_ms = None,
-        clock = None, secret = None
+        report_stale_s = 10.0, clock = None, secret = None
     ), text_signature = "(prefillers=(), decoders=(), *, policy='strict', low_watermark=0.8, \
         prefill_backlog_tokens=65536, queue_limit=1024, queue_timeout_s=30.0, idle_timeout_s=3600.0, \
         evict_idle=False, max_conversations=4000000, block_size=16, slo_ttft_ms=None, slo_tbt_ms=None, \
-        clock=None, secret=None)")]
+        report_stale_s=10.0, clock=None, secret=None)")]
     #[expect(
         clippy::too_many_arguments,
         reason = "one for each keyword of the Python class"
@@ -91,6 +91,7 @@ impl PyRouter {
         block_size: i64,
         slo_ttft_ms: Option<f64>,
         slo_tbt_ms: Option<f64>,
+        report_stale_s: f64,
         clock: Option<&Bound<'_, PyManualClock>>,
         secret: Option<&[u8]>,
     ) -> PyResult<Self> {
@@ -106,6 +107,7 @@ impl PyRouter {
             evict_idle,
             max_conversations: count(py, "max_conversations", max_conversations)?,
             block_size: self::block_size(py, "block_size", block_size)?,
+            report_stale_after: span(py, "report_stale_s", report_stale_s)?,
             policy: match policy {
                 "strict" => PolicyKind::Strict,
                 other => return Err(out_of_range(py, "policy", other, "strict")),
@@ -313,6 +315,37 @@ impl PyRouter {
     #[pyo3(signature = (worker, text, /))]
     fn observe_metrics(&self, py: Python<'_>, worker: WorkerName, text: &[u8]) -> PyResult<()> {
         self.take_in(py, &worker, &WorkerReport::parse(text))
+    }
+
+    /// Take in one batch of a worker's KV events (vLLM's `EventBatch` in MessagePack), which it numbers from 0.
+    ///
+    /// Gives None, or the number from which on batches are missing: this one is not counted then; bring those first, or
+    /// say `give_up_events`. KeyError for an unknown worker, ValueError for what is no batch.
+    #[pyo3(signature = (worker, number, batch, /))]
+    fn observe_events(
+        &self,
+        py: Python<'_>,
+        worker: WorkerName,
+        number: u64,
+        batch: &[u8],
+    ) -> PyResult<Option<u64>> {
+        let worker = worker.find(&self.shell)?;
+        let heard = self
+            .shell
+            .enter(py, |router, now| router.hear(worker, number, batch, now));
+        match heard.map_err(|malformed| PyValueError::new_err(malformed.to_string()))? {
+            Heard::Counted | Heard::Known => Ok(None),
+            Heard::Missing { from } => Ok(Some(from)),
+        }
+    }
+
+    /// The batches of KV events before `number` cannot be had any more: what the worker's cache holds is unknown until it
+    /// is emptied. KeyError for an unknown worker.
+    #[pyo3(signature = (worker, number, /))]
+    fn give_up_events(&self, worker: WorkerName, number: u64) -> PyResult<()> {
+        let worker = worker.find(&self.shell)?;
+        self.shell.router.give_up_events(worker, number);
+        Ok(())
     }
 
     /// Charge the turns that prefill and those that decode at a worker now for energy it used, each

@@ -133,8 +133,16 @@ pub(super) struct PyWorkerView {
     reported_running: Option<u32>,
     /// What it last said about itself: requests that wait.
     reported_waiting: Option<u32>,
-    /// How old that is.
+    /// Since it last told its load; None if it never did.
     report_age_s: Option<f64>,
+    /// That is too long ago, and what it told is left out.
+    report_stale: bool,
+    /// Blocks in its prefix cache, from its KV events.
+    resident_blocks: Option<u32>,
+    /// Of these, in use by no running request.
+    resident_idle_blocks: Option<u32>,
+    /// Blocks of idle conversations pinned to it that it evicted.
+    idle_evicted_blocks: u64,
     /// When it joined.
     joined_s: f64,
     /// Turns whose prompt is computed there now.
@@ -175,6 +183,10 @@ impl From<&WorkerRow> for PyWorkerView {
             reported_running: report.and_then(|report| report.running),
             reported_waiting: report.and_then(|report| report.waiting),
             report_age_s: row.report_age.map(|age| age.as_secs_f64()),
+            report_stale: row.report_stale,
+            resident_blocks: row.resident.map(Blocks::get),
+            resident_idle_blocks: row.resident_idle.map(Blocks::get),
+            idle_evicted_blocks: row.idle_evicted,
             joined_s: seconds(row.joined),
             prefilling: row.work.prefilling,
             decoding: row.work.decoding,
@@ -231,6 +243,12 @@ impl PySnapshot {
         self.0.waiting_tail
     }
 
+    /// Share of the prompt tokens computed in the last two minutes that an earlier turn had computed.
+    #[getter]
+    const fn recomputed_share(&self) -> Option<f64> {
+        self.0.recomputed_share
+    }
+
     #[getter]
     const fn policy(&self) -> &'static str {
         self.0.policy
@@ -251,6 +269,9 @@ impl PySnapshot {
             relocated,
             evicted,
             overcommitted,
+            idle_evictions,
+            idle_evicted_blocks,
+            recomputed_tokens,
         } = self.0.totals;
         BTreeMap::from([
             ("opened", opened),
@@ -263,6 +284,9 @@ impl PySnapshot {
             ("relocated", relocated),
             ("evicted", evicted),
             ("overcommitted", overcommitted),
+            ("idle_evictions", idle_evictions),
+            ("idle_evicted_blocks", idle_evicted_blocks),
+            ("recomputed_tokens", recomputed_tokens),
         ])
     }
 

@@ -17,6 +17,7 @@ use crate::fleet::{Fleet, Worker};
 use crate::occupancy::{Asked, Ceiling, Rank, Reservation};
 use crate::placement::{Decision, Observed, Policy, TurnView, WorkerView};
 use crate::pulse::Pulse;
+use crate::recent::Recent;
 use crate::sync::Counter;
 use crate::table::Table;
 use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
@@ -31,6 +32,8 @@ pub(crate) struct Engine {
     pub(crate) line: Line,
     pub(crate) observers: Observers,
     pub(crate) tally: Tally,
+    /// What was computed lately, by all workers.
+    pub(crate) recent: Recent,
     /// The latest time that a slow path was told: for what is dropped without being told one.
     pub(crate) latest: Counter,
     /// Beats with every tick.
@@ -105,6 +108,7 @@ impl Engine {
             line: Line::new(),
             observers: Observers::default(),
             tally: Tally::default(),
+            recent: Recent::default(),
             latest: Counter::default(),
             pulse: Pulse::default(),
         }
@@ -324,6 +328,7 @@ impl Engine {
             queued: None,
             reserved: reservation.hand_to_turn(),
             prompt: asking.prompt,
+            context: conversation.context(),
             turn: u32::from(next.turn),
             kind: TurnKind::Pinned,
             reason,

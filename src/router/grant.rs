@@ -30,6 +30,8 @@ pub(crate) struct Grant {
     /// Blocks booked for this turn.
     pub(crate) reserved: Blocks,
     pub(crate) prompt: Tokens,
+    /// Tokens that its conversation had when it began; those of its last finished turn.
+    pub(crate) context: Tokens,
     pub(crate) turn: u32,
     pub(crate) kind: TurnKind,
     pub(crate) reason: Reason,

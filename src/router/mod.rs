@@ -30,9 +30,11 @@ use crate::error::{ConfigError, JoinError, Rejected};
 pub use crate::event::{FailReason, LostReason, Observer, Reason, TurnKind, Usage};
 use crate::fleet::WorkerSpec;
 pub use crate::fleet::{Health, Role, WorkerRef};
+use crate::kv_events::Malformed;
 use crate::placement::Policy;
 use crate::pulse::Pulse;
 use crate::report::WorkerReport;
+pub use crate::residency::Heard;
 use crate::sync::{STRIPES, stripe};
 use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
 
@@ -185,6 +187,34 @@ impl Router {
     /// Takes over what a worker says about itself.
     pub fn observe(&self, worker: WorkerId, report: &WorkerReport, now: Timestamp) {
         self.engine.observe(worker, report, now);
+    }
+
+    /// Takes in one batch of a worker's KV events, which the worker numbers from 0. One that is
+    /// [`Heard::Missing`] others is not counted: bring those first, or [`Router::give_up_events`].
+    ///
+    /// # Errors
+    /// The batch cannot be read; it is not counted.
+    pub fn hear(
+        &self,
+        worker: WorkerId,
+        number: u64,
+        batch: &[u8],
+        now: Timestamp,
+    ) -> Result<Heard, Malformed> {
+        self.engine.hear(worker, number, batch, now)
+    }
+
+    /// The batches of a worker's KV events before `number` are lost: what its cache holds is unknown
+    /// until it is emptied.
+    pub fn give_up_events(&self, worker: WorkerId, number: u64) {
+        self.engine.give_up_events(worker, number);
+    }
+
+    /// Share of the prompt tokens computed in the last two minutes, by all workers, that an earlier
+    /// turn had computed; `None` if none were computed. A few loads.
+    #[must_use]
+    pub fn recomputed_share(&self, now: Timestamp) -> Option<f64> {
+        self.engine.recent.share_again(now)
     }
 
     /// Charges the turns that do this at a worker now, in equal parts, for energy it used; the

@@ -193,6 +193,7 @@ impl Engine {
         decoder.conversations.add(1);
         let first = !conversation.was_pinned();
         let computes = prefiller.unwrap_or(decoder);
+        let context = conversation.context();
         let grant = Grant {
             key: asking.key,
             conversation,
@@ -206,6 +207,7 @@ impl Engine {
             }),
             reserved: reservation.hand_to_turn(),
             prompt: asking.prompt,
+            context,
             turn: u32::from(turn),
             kind: if first {
                 TurnKind::First

@@ -8,8 +8,9 @@ use super::grant::Grant;
 use crate::activity::Doing;
 use crate::conversation::{ConversationPhase, State};
 use crate::event::{CloseReason, Event, FailReason, TurnKind, Usage};
+use crate::fleet::Worker;
 use crate::occupancy::Occupancy;
-use crate::units::{Blocks, Timestamp, Tokens, WorkerId};
+use crate::units::{BlockSize, Blocks, Timestamp, Tokens, WorkerId};
 
 impl Engine {
     /// What the turn does from now on, and where; its conversation is charged for what it did before.
@@ -34,6 +35,7 @@ impl Engine {
         if let Some(tokens) = computed {
             prefiller.throughput.done(tokens, queued.since, now);
             prefiller.activity.handled(tokens, Tokens(0));
+            self.recent.add(tokens, Tokens(0), now);
             grant.conversation.worked(tokens);
             let (key, took) = (grant.key, now.since(queued.since));
             self.observers.tell(|| Event::Prefilled {
@@ -52,7 +54,7 @@ impl Engine {
     /// Makes the booking fit the exact size of the prompt, as far as there is room.
     pub(crate) fn true_up(&self, grant: &mut Grant, prompt: Tokens, now: Timestamp) {
         let decoder = self.fleet.worker(grant.decoder);
-        if !can_hold(decoder.max_model_len(), prompt) {
+        if !can_hold(decoder, grant.prompt, prompt) {
             return;
         }
         grant.prompt = prompt;
@@ -130,7 +132,7 @@ impl Engine {
         self.work(grant, None, now);
         let decoder = self.fleet.worker(grant.decoder);
         let told = usage.prompt.unwrap_or(grant.prompt) + usage.output.unwrap_or_default();
-        let used = if can_hold(decoder.max_model_len(), told) {
+        let used = if can_hold(decoder, grant.prompt, told) {
             told
         } else {
             grant.prompt
@@ -145,6 +147,8 @@ impl Engine {
         );
         let output = usage.output.unwrap_or_default();
         decoder.activity.handled(computed, output);
+        self.recomputed(grant, usage, computed, now);
+        grant.conversation.set_context(used);
         grant.conversation.worked(computed + output);
         if settled.missing > Blocks::ZERO {
             self.overcommitted(grant, settled.missing, now);
@@ -177,6 +181,24 @@ impl Engine {
         });
         if settled.somebody_waits || self.may_help(settled.after) {
             self.serve(now);
+        }
+    }
+
+    /// Counts what the turn computed on its decoder, and what of its prompt an earlier turn had computed already.
+    fn recomputed(&self, grant: &Grant, usage: Usage, computed: Tokens, now: Timestamp) {
+        let decoder = self.fleet.worker(grant.decoder);
+        let again = computed_again(grant, usage, decoder.block_size());
+        self.recent.add(computed, again, now);
+        if again > Tokens(0) {
+            self.tally.own().recomputed_tokens.add(u64::from(again.0));
+            let (key, decoder, kind) = (grant.key, grant.decoder, grant.kind);
+            self.observers.tell(|| Event::Recomputed {
+                at: now,
+                key,
+                decoder,
+                kind,
+                tokens: again,
+            });
         }
     }
 
@@ -335,10 +357,36 @@ fn computed_on_decoder(grant: &Grant, usage: Usage, resident: Tokens) -> Tokens 
     Tokens(prompt.0.saturating_sub(there.0))
 }
 
+/// Prompt tokens computed again. The KV of all tokens but the last was there, and whole blocks of it are found again; a
+/// worker that does not say what it found, or a prompt shorter than what was there, tells nothing, unless the
+/// conversation moved. A client that rewrites its history makes the worker compute again too, and is counted.
+fn computed_again(grant: &Grant, usage: Usage, block: BlockSize) -> Tokens {
+    let (prompt, context) = (usage.prompt.unwrap_or(grant.prompt), grant.context);
+    let found = match grant.kind {
+        TurnKind::First => return Tokens(0),
+        TurnKind::Pinned if prompt < context => return Tokens(0),
+        TurnKind::Pinned => match usage.cached {
+            Some(found) => found,
+            None => return Tokens(0),
+        },
+        TurnKind::Relocated => usage.cached.unwrap_or_default(),
+    };
+    // Of the prompt, too, the last token is always computed.
+    let there = prompt.min(context).0.saturating_sub(1);
+    Tokens((there - there % block.get()).saturating_sub(found.0))
+}
+
 /// Whether a count can be true. One above the longest context is a worker's mistake, and would book the whole decoder for
-/// a conversation that has nothing there.
-fn can_hold(longest: Option<Tokens>, counted: Tokens) -> bool {
-    longest.is_none_or(|longest| counted <= longest)
+/// a conversation that has nothing there. Where no longest context is told, what the decoder holds bounds it, and how
+/// far a count can be from what we `estimated`: a token is many bytes or few, and an answer has its length.
+fn can_hold(decoder: &Worker, estimated: Tokens, counted: Tokens) -> bool {
+    match (decoder.max_model_len(), decoder.prompt_limit()) {
+        (Some(longest), _) => counted <= longest,
+        (None, limit) => {
+            let plausible = estimated.0.saturating_mul(16).saturating_add(65_536);
+            counted <= limit.map_or(Tokens(plausible), |limit| limit.min(Tokens(plausible)))
+        }
+    }
 }
 
 /// What a finished turn left.

@@ -74,8 +74,18 @@ pub struct WorkerRow {
     pub work: Work,
     /// What it last said about itself.
     pub report: Option<WorkerReport>,
-    /// How old that is.
+    /// How long ago it last told its load; `None` if it never did.
     pub report_age: Option<Duration>,
+    /// That is too long ago: what it told is left out.
+    pub report_stale: bool,
+    /// Blocks in its prefix cache, from its KV events; `None` while that is not known.
+    pub resident: Option<Blocks>,
+    /// Of these, in use by no running request, as far as it tells its usage.
+    pub resident_idle: Option<Blocks>,
+    /// Batches of KV events that were missed for good.
+    pub events_missed: u64,
+    /// Blocks of idle conversations pinned to it that it evicted.
+    pub idle_evicted: u64,
     /// When it joined.
     pub joined: Timestamp,
 }
@@ -94,6 +104,9 @@ pub struct Totals {
     pub relocated: u64,
     pub evicted: u64,
     pub overcommitted: u64,
+    pub idle_evictions: u64,
+    pub idle_evicted_blocks: u64,
+    pub recomputed_tokens: u64,
 }
 
 /// The whole router as it is now.
@@ -109,6 +122,9 @@ pub struct Snapshot {
     pub waiting_tail: usize,
     /// What happened so far.
     pub totals: Totals,
+    /// Share of the prompt tokens computed in the last two minutes that had been computed before;
+    /// `None` if none were computed.
+    pub recomputed_share: Option<f64>,
     /// The policy's name.
     pub policy: &'static str,
 }
@@ -141,6 +157,9 @@ pub(crate) struct Counts {
     pub(crate) relocated: Counter,
     pub(crate) evicted: Counter,
     pub(crate) overcommitted: Counter,
+    pub(crate) idle_evictions: Counter,
+    pub(crate) idle_evicted_blocks: Counter,
+    pub(crate) recomputed_tokens: Counter,
 }
 
 /// Counts striped by thread, so that threads write different cache lines.
@@ -172,6 +191,9 @@ impl Tally {
             relocated: sum(|counts| &counts.relocated),
             evicted: sum(|counts| &counts.evicted),
             overcommitted: sum(|counts| &counts.overcommitted),
+            idle_evictions: sum(|counts| &counts.idle_evictions),
+            idle_evicted_blocks: sum(|counts| &counts.idle_evicted_blocks),
+            recomputed_tokens: sum(|counts| &counts.recomputed_tokens),
         }
     }
 }
@@ -206,7 +228,19 @@ impl Engine {
         for worker in self.fleet.all() {
             let books = worker.occupancy.books();
             running += u64::from(books.running);
-            let report = worker.report.lock().clone();
+            let (report, told) = worker.report.lock().clone().unzip();
+            let report_age = told.flatten().map(|at| now.since(at));
+            let report_stale = report_age.is_some_and(|age| age > self.config.report_stale_after);
+            let report = if report_stale {
+                report.map(WorkerReport::without_load)
+            } else {
+                report
+            };
+            let (resident, events_missed) = worker.resident();
+            let usage = report.as_ref().and_then(|report| report.kv_usage);
+            let in_use = usage
+                .zip(worker.capacity())
+                .map(|(share, all)| all.share(share));
             let row = WorkerRow {
                 worker: worker.reference(),
                 role: worker.role,
@@ -223,8 +257,13 @@ impl Engine {
                 queued: worker.backlog.queued(),
                 tokens_per_s: worker.throughput.get(),
                 work: worker.activity.work(now),
-                report_age: report.as_ref().map(|(_, at)| now.since(*at)),
-                report: report.map(|(report, _)| report),
+                report_age,
+                report_stale,
+                report,
+                resident,
+                resident_idle: resident.zip(in_use).map(|(all, used)| all.less(used)),
+                events_missed,
+                idle_evicted: worker.idle_evicted.get(),
                 joined: worker.joined,
             };
             if worker.is_lost() {
@@ -243,6 +282,7 @@ impl Engine {
             waiting: self.line.newcomers(),
             waiting_tail: self.line.tail(),
             totals,
+            recomputed_share: self.recent.share_again(now),
             policy: self.policy.name(),
         }
     }

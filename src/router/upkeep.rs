@@ -5,8 +5,10 @@ use crate::conversation::{Conversation, ConversationPhase, Refused, State};
 use crate::error::JoinError;
 use crate::event::{CloseReason, Event, LostReason};
 use crate::fleet::WorkerSpec;
+use crate::kv_events::{self, Malformed};
 use crate::report::WorkerReport;
-use crate::units::{ConversationKey, Timestamp, WorkerId};
+use crate::residency::Heard;
+use crate::units::{Blocks, ConversationKey, Timestamp, WorkerId};
 
 /// What a sweep did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -163,6 +165,70 @@ impl Engine {
                 why,
             });
             self.serve(now);
+        }
+    }
+
+    /// One batch of a worker's KV events.
+    pub(super) fn hear(
+        &self,
+        id: WorkerId,
+        number: u64,
+        batch: &[u8],
+        now: Timestamp,
+    ) -> Result<Heard, Malformed> {
+        let Some(worker) = self.fleet.get(id) else {
+            return Ok(Heard::Known);
+        };
+        let events = kv_events::decode(batch)?;
+        let mut residency = worker.residency.lock();
+        let heard = residency.expect(number);
+        if heard != Heard::Counted {
+            return Ok(heard);
+        }
+        let lost = residency.count(events);
+        drop(residency);
+        let mut somebody_waits = false;
+        for (key, blocks) in lost {
+            somebody_waits |= self.lost_kv(id, key, blocks, now);
+        }
+        if somebody_waits {
+            self.serve(now);
+        }
+        Ok(heard)
+    }
+
+    /// A decoder evicted blocks of a conversation. If it is idle there, its booking shrinks by what is gone: it needs as
+    /// much again at its next turn, and until then the room is another's. Whether somebody waits for it.
+    fn lost_kv(&self, id: WorkerId, key: ConversationKey, lost: Blocks, now: Timestamp) -> bool {
+        let Some(conversation) = self.table.find(key) else {
+            return false;
+        };
+        let state = conversation.state();
+        let here = state.phase == ConversationPhase::Pinned && state.decoder == Some(id);
+        // A turn that began since is in the word, and the exchange fails: the turn settles what it finds.
+        let next = state.lose_blocks(lost);
+        let gone = state.blocks.less(next.blocks);
+        if !here || state.in_flight > 0 || !conversation.replace(state, next) {
+            return false;
+        }
+        let worker = self.fleet.worker(id);
+        worker.idle_evicted.add(u64::from(lost.get()));
+        let own = self.tally.own();
+        own.idle_evictions.add(1);
+        own.idle_evicted_blocks.add(u64::from(lost.get()));
+        self.observers.tell(|| Event::KvLost {
+            at: now,
+            key,
+            decoder: id,
+            blocks: lost,
+        });
+        gone > Blocks::ZERO && worker.occupancy.release(gone)
+    }
+
+    /// The batches of a worker's KV events before `number` cannot be had any more.
+    pub(super) fn give_up_events(&self, id: WorkerId, number: u64) {
+        if let Some(worker) = self.fleet.get(id) {
+            worker.residency.lock().give_up(number);
         }
     }
 

@@ -193,7 +193,8 @@ fn compaction_shrinks_the_booking() {
 #[test]
 fn an_answer_that_outgrows_the_decoder_is_counted_not_booked() {
     let router = fleet(Config::default(), 0, &[20]);
-    let turn = ask(&router, 1, 16).expect("room");
+    run(&router, 2, 8);
+    let turn = ask(&router, 1, 8).expect("room");
     turn.finish(
         Usage {
             output: Some(Tokens(160)),
@@ -201,7 +202,7 @@ fn an_answer_that_outgrows_the_decoder_is_counted_not_booked() {
         },
         at(1),
     );
-    assert_eq!(booked(&router, 0), 20, "16 + 10 blocks do not fit 20");
+    assert_eq!(booked(&router, 0), 20, "8 + 8 + 10 blocks do not fit 20");
     assert_eq!(router.snapshot(at(1)).totals.overcommitted, 1);
 }
 

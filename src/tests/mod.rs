@@ -12,6 +12,8 @@ mod model;
 #[cfg(not(loom))]
 mod naive;
 #[cfg(not(loom))]
+mod observed;
+#[cfg(not(loom))]
 mod stress;
 #[cfg(not(loom))]
 pub(crate) mod support;

@@ -559,6 +559,10 @@ impl Naive {
         // The queue was served before the booking is made to fit.
         self.pump(oracle);
         let turn = self.turns[&id].clone();
+        // More than the decoder holds cannot be true.
+        if prompt > self.decoders[turn.decoder].capacity * BLOCK {
+            return;
+        }
         let it = &self.conversations[turn.conversation];
         let held = if it.decoder == Some(turn.decoder) {
             it.blocks
@@ -609,7 +613,9 @@ impl Naive {
         let it = &mut self.conversations[c];
         it.last_used = self.now;
         if on {
-            let actual = blocks(turn.prompt + output);
+            let limit = self.decoders[turn.decoder].capacity * BLOCK;
+            let told = Some(turn.prompt + output).filter(|told| *told <= limit);
+            let actual = blocks(told.unwrap_or(turn.prompt));
             let target = if alone { actual } else { actual.max(it.blocks) };
             it.blocks = target.min(it.blocks + turn.reserved.max(room));
             let was_placing = it.phase == Phase::Placing;

@@ -35,7 +35,7 @@ async def test_health_readiness_and_fleet(cluster: StartCluster) -> None:
             ("d1", "decoder", "ready"),
         ]
         assert all(0 <= row["report_age_s"] < 5 for row in fleet["workers"])
-        assert {row["kv_blocks"] for row in fleet["workers"] if row["role"] == "decoder"} == {4097}
+        assert {row["kv_blocks"] for row in fleet["workers"] if row["role"] == "decoder"} == {4096}
         assert (fleet["booked_blocks"], fleet["waiting"], fleet["in_flight"]) == (0, 0, 0)
 
 

@@ -49,6 +49,10 @@ _COLUMNS: Final = (
     "decode_s",
     "prompt_tokens",
     "output_tokens",
+    "report_stale",
+    "resident_blocks",
+    "resident_idle_blocks",
+    "idle_evicted_blocks",
 )
 # Where nobody counts: the library, or a program of its own around the routes.
 _NO_ENERGY: Final[_Json] = {
@@ -168,6 +172,7 @@ def _fleet(door: Door) -> _Json:
         "waiting_tail": snapshot.waiting_tail,
         "in_flight": door.in_flight,
         "draining": door.draining,
+        "recomputed_share": snapshot.recomputed_share,
         "counters": snapshot.counters,
         "dispatch": door.dispatcher.counters,
     }

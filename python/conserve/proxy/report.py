@@ -28,11 +28,13 @@ class Report:
         cache = _CACHE.search(page)
         labels = dict(_LABEL.findall(cache[1])) if cache else {}
         blocks, size = labels.get(b"num_gpu_blocks"), labels.get(b"block_size")
+        # One of them is the null block, which holds no token.
+        usable = None if blocks is None else int(blocks) - 1
         try:
             started = None if start is None else float(start[1])
         except ValueError:
             started = None
-        return cls(started, None if blocks is None else int(blocks), None if size is None else int(size))
+        return cls(started, usable if usable is not None and usable > 0 else None, None if size is None else int(size))
 
     def restarted(self, later: Report) -> bool:
         """Whether `later` comes from another process than this one."""

@@ -176,7 +176,12 @@ impl Dispatch {
                 worker.url.trim_end_matches('/'),
                 self.endpoint.path()
             ),
-            headers: headers::to_worker(&self.headers, config, &self.request().trace),
+            headers: headers::to_worker(
+                &self.headers,
+                config,
+                &self.request().trace,
+                self.request().key,
+            ),
             body,
             connect_timeout: config.connect_timeout,
             first_byte_timeout,

@@ -43,7 +43,7 @@ def render(counters: Counters, options: Options, *, started_s: float, exact: boo
     page = _Page(options.model_name)
     config = {
         "block_size": str(options.block_size),
-        "num_gpu_blocks": str(options.kv_blocks),
+        "num_gpu_blocks": str(options.kv_blocks + 1),  # as vLLM counts: with its null block
         "kv_cache_size_tokens": str(counters.blocks_capacity * options.block_size),
         "enable_prefix_caching": "True",
     }
