@@ -1,6 +1,6 @@
 //! A worker's KV events, as vLLM publishes them: which blocks its prefix cache took in and let go.
 //!
-//! A batch is MessagePack: `[timestamp, [event, ...], rank]`, where an event is a map with a `type`.
+//! A batch is `MessagePack`: `[timestamp, [event, ...], rank]`, where an event is a map with a `type`.
 //! Promises: pure, never panics, whatever the bytes; what an event says beyond what is needed is
 //! skipped, so that a later engine may say more.
 //! Leaves to others: sockets (`watch`), order and gaps, and what the blocks mean (`residency`).
@@ -47,7 +47,7 @@ fn read_batch(reader: &mut Reader<'_>) -> Option<Vec<KvEvent>> {
     reader.skip()?;
     let mut events = Vec::new();
     for _ in 0..reader.array()? {
-        events.extend(read_event(reader)?);
+        read_event(reader, &mut events)?;
     }
     for _ in 2..members {
         reader.skip()?;
@@ -55,8 +55,8 @@ fn read_batch(reader: &mut Reader<'_>) -> Option<Vec<KvEvent>> {
     Some(events)
 }
 
-/// `None` outside for what cannot be read, inside for what does not matter.
-fn read_event(reader: &mut Reader<'_>) -> Option<Option<KvEvent>> {
+/// Adds the event unless it does not matter; `None` for what cannot be read.
+fn read_event(reader: &mut Reader<'_>, events: &mut Vec<KvEvent>) -> Option<()> {
     let (mut kind, mut blocks, mut session) = (None, Vec::new(), None);
     let (mut here, mut group) = (true, 0);
     for _ in 0..reader.map()? {
@@ -84,15 +84,16 @@ fn read_event(reader: &mut Reader<'_>) -> Option<Option<KvEvent>> {
     for block in &mut blocks {
         *block ^= group.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
-    Some(match kind {
-        Some(b"BlockStored") if here => Some(KvEvent::Stored { blocks, session }),
-        Some(b"BlockRemoved") if here => Some(KvEvent::Removed { blocks }),
-        Some(b"AllBlocksCleared") => Some(KvEvent::Cleared),
-        _ => None,
-    })
+    match kind {
+        Some(b"BlockStored") if here => events.push(KvEvent::Stored { blocks, session }),
+        Some(b"BlockRemoved") if here => events.push(KvEvent::Removed { blocks }),
+        Some(b"AllBlocksCleared") => events.push(KvEvent::Cleared),
+        _ => {}
+    }
+    Some(())
 }
 
-fn text<'a>(value: Value<'a>) -> Option<&'a [u8]> {
+fn text(value: Value<'_>) -> Option<&[u8]> {
     match value {
         Value::Text(text) => Some(text),
         _ => None,

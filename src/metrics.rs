@@ -147,6 +147,7 @@ impl Metrics {
         self.render_conversations(&mut text);
         self.tiers.render(&mut text);
         render_gauges(&mut text, snapshot);
+        render_reports(&mut text, snapshot);
         render_work(&mut text, snapshot);
         text.0
     }
@@ -327,7 +328,7 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
         &[("queue", "tail")],
         snapshot.waiting_tail,
     );
-    let gauges: [(&str, &str, GaugeOf); 14] = [
+    let gauges: [(&str, &str, GaugeOf); 10] = [
         (
             "conserve_worker_up",
             "1 if the worker takes work, 0 if not.",
@@ -385,6 +386,15 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
             "Since the worker last told its load.",
             |row| row.report_age.map(|age| age.as_secs_f64()),
         ),
+    ];
+    for (name, help, of) in gauges {
+        render_rows(text, (name, "gauge", help), of, snapshot);
+    }
+}
+
+/// What workers tell, how old it is, and how it differs from the books.
+fn render_reports(text: &mut Text, snapshot: &Snapshot) {
+    let gauges: [(&str, &str, GaugeOf); 4] = [
         (
             "conserve_worker_report_stale",
             "1 if that is too long ago and what it told is not used, 0 if not.",

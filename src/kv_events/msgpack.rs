@@ -1,4 +1,4 @@
-//! As much of MessagePack as KV events need, read in place.
+//! As much of `MessagePack` as KV events need, read in place.
 //!
 //! Promises: never panics, never recurses, allocates nothing; each call either reads one whole item or is `None`.
 
