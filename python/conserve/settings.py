@@ -153,7 +153,7 @@ class Settings(BaseSettings):
         None, description="The same for the mean gap between a turn's tokens."
     )
     report_stale_s: _Seconds = Field(
-        10.0, description="What a worker told of its load is not used when it is older, and the worker is doubted."
+        10.0, description="What a worker told of its load is not used when it is older."
     )
     secret: SecretStr | None = Field(
         None, description="32 hexadecimal digits that key the hash of tenants and ids; random by default."
