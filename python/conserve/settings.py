@@ -6,6 +6,7 @@ Times are in seconds and sizes in bytes; the unit is the last word of the name.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -105,6 +106,25 @@ def _never(value: object) -> object:
     return None if isinstance(value, str) and value.lower() in ("", "none", "never") else value
 
 
+def _shape(value: object) -> object:
+    """`{"prefill": {...}, "decode": {...} | "answer" | "nothing"}`, as JSON or read, as the dispatcher takes it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"is not JSON: {error}") from None
+    if not isinstance(value, dict) or not set(value) <= {"prefill", "decode"}:
+        raise ValueError("takes an object with the keys prefill and decode")
+    prefill, decode = value.get("prefill", {}), value.get("decode", "answer")
+    if not isinstance(prefill, dict):
+        raise ValueError(f"prefill: takes an object, not {prefill!r}")  # noqa: TRY004 - what pydantic takes
+    if not isinstance(decode, dict) and decode not in ("answer", "nothing"):
+        raise ValueError(f'decode: takes an object, "answer" or "nothing", not {decode!r}')
+    added = json.dumps(prefill) if prefill else ""
+    return added, {"answer": None, "nothing": ""}[decode] if isinstance(decode, str) else json.dumps(decode)
+
+
+_Shape: TypeAlias = Annotated[tuple[str, str | None], NoDecode, BeforeValidator(_shape)]
 _Workers: TypeAlias = Annotated[tuple[WorkerAt, ...], NoDecode, BeforeValidator(_workers)]
 _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -124,7 +144,13 @@ class Settings(BaseSettings):
     prefillers: _Workers = Field((), description="Workers that prefill first turns.")
     decoders: _Workers = Field((), description="Workers that keep conversations.")
     both: _Workers = Field((), description="Workers that do both.")
-    connector: Literal["nixl", "mooncake", "none"] = Field("nixl", description="How KV is handed over.")
+    connector: Literal["nixl", "mooncake", "example", "none"] = Field(
+        "nixl", description="How KV is handed over."
+    )
+    connector_shape: _Shape | None = Field(
+        None,
+        description='Another way instead: `{"prefill": ..., "decode": ...}` as JSON, see [fleet](../guides/fleet.md).',
+    )
 
     # The router.
     policy: Literal["strict"] = Field("strict", description="The placement rule.")
@@ -270,6 +296,7 @@ class Settings(BaseSettings):
         return Dispatcher(
             router,
             connector=self.connector,
+            shape=self.connector_shape,
             max_body_bytes=self.max_body_bytes,
             peers=self._peers(),
             max_depth=self.max_depth,

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
+from .connectors import CONNECTORS, Connector, fill
 from .presets import PRESETS, Preset, Role
 
-Connector: TypeAlias = Literal["nixl", "mooncake", "none"]
-
 # vLLM's names. A prefiller produces KV and a decoder consumes it; one that does both is told so.
-_CONNECTORS: Final[Mapping[str, str]] = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
 _KV_ROLES: Final[Mapping[Role, str]] = {
     "prefiller": "kv_producer",
     "decoder": "kv_consumer",
@@ -28,8 +26,10 @@ _KV_ROLES: Final[Mapping[Role, str]] = {
 class VllmWorker:
     """One vLLM server. `gpus` are device indices, as many as tensor-parallel ranks; empty on a CPU.
 
-    `handoff_port` is the connector's own port (NIXL's side channel, Mooncake's bootstrap server). `events_port` turns KV
-    events on. Sizes are in tokens or bytes. `flags` come last, so that they win over a preset.
+    `handoff_port` is the connector's own port (NIXL's side channel, Mooncake's bootstrap server), `handoff_folder` the
+    folder of one that hands files over, `engine_id` what the transfer layer calls the worker. `events_port` turns KV events
+    on. Sizes are in tokens or bytes. `flags` come last, so that they win over a preset; in them and in `env`, `{host}`,
+    `{handoff_port}`, `{handoff_folder}` and `{engine_id}` are filled in.
     """
 
     role: Role
@@ -40,6 +40,8 @@ class VllmWorker:
     served_model_name: str | None = None
     connector: Connector = "nixl"
     handoff_port: int | None = None
+    handoff_folder: str | None = None
+    engine_id: str | None = None
     events_port: int | None = None
     gpus: tuple[int, ...] = ()
     block_size: int | None = None
@@ -69,7 +71,7 @@ def argv(worker: VllmWorker) -> tuple[str, ...]:
             "topic": f"kv@{worker.port}",
         }
         given += ["--kv-events-config", json.dumps(events, separators=(",", ":"))]
-    return (*given, *worker.flags)
+    return (*given, *(fill(flag, _blanks(worker)) for flag in worker.flags))
 
 
 def environment(worker: VllmWorker) -> dict[str, str]:
@@ -79,12 +81,18 @@ def environment(worker: VllmWorker) -> dict[str, str]:
     if preset.device == "cuda":
         made["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         made["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpus))
-    if worker.handoff_port is not None and worker.connector == "nixl":
-        made["VLLM_NIXL_SIDE_CHANNEL_HOST"] = worker.host
-        made["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(worker.handoff_port)
-    if worker.handoff_port is not None and worker.connector == "mooncake":
-        made["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(worker.handoff_port)
-    return {**made, **worker.env}
+    shape = {} if worker.connector == "none" else CONNECTORS[worker.connector].env
+    blanks = _blanks(worker)
+    return {**made, **{key: fill(value, blanks) for key, value in {**shape, **worker.env}.items()}}
+
+
+def _blanks(worker: VllmWorker) -> dict[str, object]:
+    return {
+        "host": worker.host,
+        "handoff_port": worker.handoff_port,
+        "handoff_folder": worker.handoff_folder,
+        "engine_id": worker.engine_id,
+    }
 
 
 def _preset(worker: VllmWorker) -> Preset:
@@ -110,15 +118,20 @@ def _numbers(worker: VllmWorker, preset: Preset) -> list[str]:
 
 
 def _transfer(worker: VllmWorker, preset: Preset) -> dict[str, object]:
-    if worker.connector not in _CONNECTORS:
-        raise ValueError(f"connector: one of nixl, mooncake, none, not {worker.connector!r}")
+    if worker.connector not in CONNECTORS:
+        raise ValueError(f"connector: one of {', '.join(CONNECTORS)}, none, not {worker.connector!r}")
+    shape, blanks = CONNECTORS[worker.connector], _blanks(worker)
     config: dict[str, object] = {
-        "kv_connector": _CONNECTORS[worker.connector],
+        "kv_connector": shape.name,
         "kv_role": _KV_ROLES[worker.role],
         "kv_buffer_device": preset.device,
         # A pull that fails is an error that the router answers by prefilling again, never a silent recompute.
         "kv_load_failure_policy": "fail",
     }
-    if preset.connector_extra:
-        config["kv_connector_extra_config"] = dict(preset.connector_extra)
+    config |= {key: fill(value, blanks) for key, value in shape.config.items()}
+    extra: dict[str, object] = {key: fill(value, blanks) for key, value in shape.extra.items()}
+    if preset.device == "cpu":
+        extra |= shape.cpu_extra
+    if extra:
+        config["kv_connector_extra_config"] = extra
     return config

@@ -29,15 +29,14 @@ class Preset:
     kv_cache_bytes: int | None = None
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    connector_extra: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def chunk_tokens(self, role: Role) -> int | None:
         """The budget of one scheduler step; a worker that does both is bounded like a decoder."""
         return self.prefiller_chunk_tokens if role == "prefiller" else self.decoder_chunk_tokens
 
 
-# One thread for each engine, no thread pinned: several engines share a machine. NIXL moves host memory over TCP here, in
-# the engine's own thread (`num_threads` 0). Compiling costs a minute and more at each start, so it is off.
+# One thread for each engine, no thread pinned: several engines share a machine. Compiling costs a minute and more at each
+# start, so it is off.
 CPU: Final = Preset(
     device="cpu",
     kv_cache_bytes=256 << 20,
@@ -53,7 +52,6 @@ CPU: Final = Preset(
             "NIXL_PTHR_DELAY_US": "1000",
         }
     ),
-    connector_extra=MappingProxyType({"num_threads": 0}),
 )
 
 PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(

@@ -16,16 +16,16 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from conserve.errors import ConfigError
 
+from .declared import Declared
 from .toml_table import Table
 
 Role: TypeAlias = Literal["prefiller", "decoder", "both"]
 Engine: TypeAlias = Literal["vllm", "tiny"]
 _T = TypeVar("_T")
-Connector: TypeAlias = Literal["nixl", "mooncake", "none"]
 
 ROLES: Final = ("prefiller", "decoder", "both")
 ENGINES: Final = ("vllm", "tiny")
-CONNECTORS: Final = ("nixl", "mooncake", "none")
+CONNECTORS: Final = ("nixl", "mooncake", "example", "none")
 PRESETS: Final = ("cpu", "a40", "l40s", "a100", "h100", "h200")
 WORKERS_MAX: Final = 1024
 _LAST_PORT: Final = 65_535
@@ -84,7 +84,9 @@ class FleetFile:
     model: str
     tiers: tuple[Tier, ...]
     served_model_name: str | None = None
-    connector: Connector = "nixl"
+    connector: str = "nixl"
+    declared: Declared | None = None
+    handoff_folder: str | None = None
     host: str = "127.0.0.1"
     block_size: int = 16
     max_model_len: int | None = None
@@ -118,11 +120,14 @@ class FleetFile:
         lengths = _same(tables, top, "max_model_len", lambda table, key: table.whole(key, 2, 2**31 - 1))
         if models is None:
             raise top.wrong("model", "a model's name or folder, here or in each [[tier]]")
+        connector, declared = _connector(top)
         made = cls(
             model=models,
             tiers=tuple(_tier(table, place) for place, table in enumerate(tables)),
             served_model_name=top.text("served_model_name"),
-            connector=cast("Connector", top.one_of("connector", CONNECTORS) or "nixl"),
+            connector=connector,
+            declared=declared,
+            handoff_folder=top.text("handoff_folder"),
             host=top.text("host") or "127.0.0.1",
             block_size=sizes or 16,
             max_model_len=lengths,
@@ -136,6 +141,16 @@ class FleetFile:
         top.nothing_else()
         _check(made)
         return made
+
+
+def _connector(top: Table) -> tuple[str, Declared | None]:
+    """`connector = "nixl"`, or `[connector.name]` with a shape of one's own."""
+    if own := top.only_table("connector", CONNECTORS):
+        name, table = own
+        if name in CONNECTORS or not _NAME.fullmatch(name):
+            raise top.wrong(f"connector.{name}", f"a new name, not one of {', '.join(CONNECTORS)}")
+        return name, Declared.read(table)
+    return top.one_of("connector", CONNECTORS) or "nixl", None
 
 
 def _tier(table: Table, place: int) -> Tier:
@@ -227,5 +242,18 @@ def _check(fleet: FleetFile) -> None:
             'tier.engine: vllm and tiny cannot hand KV to each other; use one of them, or connector = "none"',
             key="tier.engine",
         )
-    if "tiny" in engines and fleet.connector == "mooncake":
+    if "tiny" in engines and fleet.connector not in ("nixl", "none"):
         raise ConfigError('connector: the tiny engine takes "nixl" or "none"', key="connector")
+    if fleet.connector == "example" and fleet.handoff_folder is None:
+        raise ConfigError(
+            'handoff_folder: takes a folder that every worker sees, because connector is "example"',
+            key="handoff_folder",
+        )
+    if fleet.declared is None:
+        return
+    for place, tier in enumerate(fleet.tiers):
+        if clash := fleet.declared.flag_said_twice(tier.role, tier.flags):
+            raise ConfigError(
+                f"tier[{place}].flags: {clash} is set by connector.{fleet.connector}.flags already",
+                key=f"tier[{place}].flags",
+            )

@@ -27,7 +27,7 @@ _DESCRIBE_TIMEOUT_S: Final = 60
 _LETTERS: Final[Mapping[Role, str]] = {"prefiller": "p", "decoder": "d", "both": "w"}
 _OPTION: Final[Mapping[Role, str]] = {"prefiller": "--prefiller", "decoder": "--decoder", "both": "--both"}
 # What the fleet file decides for the router; from the user's environment it would be said twice.
-_DECIDED: Final = ("prefillers", "decoders", "both", "connector")
+_DECIDED: Final = ("prefillers", "decoders", "both", "connector", "connector_shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Planned:
     role: Role
     ports: Mapping[str, int]
     gpus: tuple[int, ...] = ()
+    engine_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def plan(fleet: FleetFile) -> Plan:
             role=each.tier.role,
             ports=each.ports,
             gpus=each.tier.gpus_of(each.place),
+            engine_id=_engine_id(each),
         )
         for each, command in zip(laid, commands, strict=True)
     )
@@ -120,7 +122,7 @@ def _lay_out(fleet: FleetFile, ports: Ports) -> Iterator[_Laid]:
     counts = dict.fromkeys(_LETTERS, 0)
     for tier in fleet.tiers:
         wanted = {"http": 1}
-        if fleet.connector != "none":
+        if fleet.connector not in ("none", "example"):
             wanted["handoff"] = tier.ranks
         if fleet.first_events_port is not None and tier.engine == "vllm":
             wanted["events"] = 1
@@ -150,7 +152,7 @@ def _commands(fleet: FleetFile, laid: Sequence[_Laid]) -> list[dict[str, Any]]:
 
 
 def _vllm_fields(fleet: FleetFile, each: _Laid) -> dict[str, Any]:
-    tier = each.tier
+    tier, own = each.tier, fleet.declared
     return {
         "role": tier.role,
         "model": fleet.model,
@@ -158,17 +160,24 @@ def _vllm_fields(fleet: FleetFile, each: _Laid) -> dict[str, Any]:
         "preset": tier.preset,
         "host": fleet.host,
         "served_model_name": fleet.served_model_name,
-        "connector": fleet.connector,
+        "connector": "none" if own else fleet.connector,
         "handoff_port": each.ports.get("handoff"),
+        "handoff_folder": fleet.handoff_folder,
+        "engine_id": _engine_id(each),
         "events_port": each.ports.get("events"),
         "gpus": tier.gpus_of(each.place),
         "block_size": fleet.block_size,
         "max_model_len": fleet.max_model_len,
         "kv_cache_bytes": tier.kv_cache_bytes,
         "command": tier.command,
-        "flags": tier.flags,
-        "env": dict(tier.env),
+        "flags": (*(own.flags[tier.role] if own else ()), *tier.flags),
+        "env": {**(own.env if own else {}), **tier.env},
     }
+
+
+def _engine_id(each: _Laid) -> str | None:
+    """What the transfer layer calls a worker: its own for as long as nobody else has its port."""
+    return f"{each.name}-{each.ports['handoff']}" if "handoff" in each.ports else None
 
 
 def _describe_vllm(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -221,11 +230,15 @@ def _settings(fleet: FleetFile) -> Settings:
 
 def _router(fleet: FleetFile, workers: Sequence[Planned], *, host: str, port: int) -> ProcessSpec:
     argv = [*_PYTHON, "conserve.cli", "serve", "--host", host, "--port", str(port)]
-    argv += ["--connector", fleet.connector]
+    said = {"block_size": fleet.block_size, **fleet.router}
+    if fleet.declared is None:
+        argv += ["--connector", fleet.connector]
+    else:
+        said["connector_shape"] = fleet.declared.shape
     for each in workers:
         gpus = f",gpus={'+'.join(map(str, each.gpus))}" if each.gpus else ""
-        argv += [_OPTION[each.role], f"{each.url},name={each.spec.name},tier={each.tier}{gpus}"]
-    said = {"block_size": fleet.block_size, **fleet.router}
+        said_of = f"{each.url},name={each.spec.name},tier={each.tier}{gpus}{_peer(fleet, each)}"
+        argv += [_OPTION[each.role], said_of]
     env = {
         f"CONSERVE_{key.upper()}": _as_variable(value)
         for key, value in said.items()
@@ -240,6 +253,14 @@ def _router(fleet: FleetFile, workers: Sequence[Planned], *, host: str, port: in
         health_path="/healthz",
         ready=_router_ready,
     )
+
+
+def _peer(fleet: FleetFile, each: Planned) -> str:
+    """What the router must know of a prefiller whose answers do not say where its KV lies."""
+    if each.role == "decoder" or not each.engine_id or (fleet.connector != "mooncake" and not fleet.declared):
+        return ""
+    bootstrap = f"http://{_bracketed(fleet.host)}:{each.ports['handoff']}"
+    return f",bootstrap={bootstrap},engine_id={each.engine_id}"
 
 
 def _router_ready(line: str) -> str | None:

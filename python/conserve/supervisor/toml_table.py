@@ -101,6 +101,27 @@ class Table:
             raise self.wrong(key, f"at least one [[{key}]] table")
         return [Table(f"{key}[{place}]", each) for place, each in enumerate(value)]
 
+    def only_table(self, key: str, choices: Sequence[str]) -> tuple[str, Table] | None:
+        """Name and content of the one table in a table, `[key.name]`; None where there is no table but a word."""
+        value = self._take(key)
+        if not isinstance(value, dict):
+            return None
+        if len(value) != 1 or not all(isinstance(each, dict) for each in value.values()):
+            raise self.wrong(key, f"one of {', '.join(choices)}, or one table [{key}.name]")
+        ((name, own),) = value.items()
+        return name, Table(f"{self.place}.{key}.{name}".lstrip("."), own)
+
+    def table_or_word(self, key: str, words: Sequence[str]) -> Mapping[str, Any] | str | None:
+        """A table as it is, or one of some words."""
+        value = self._take(key)
+        if value is None or isinstance(value, dict) or (isinstance(value, str) and value in words):
+            return value
+        raise self.wrong(key, f"a table, or one of {', '.join(words)}, not {value!r}")
+
+    def sub(self, key: str) -> Table:
+        """A table to be read key by key; empty where there is none."""
+        return Table(f"{self.place}.{key}".lstrip("."), self.table(key))
+
     def nothing_else(self) -> None:
         """Raise ConfigError for the first key that was never asked for."""
         for key in self._values:

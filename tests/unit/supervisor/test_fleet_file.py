@@ -63,7 +63,29 @@ TIER = '[[tier]]\nrole = "decoder"\n'
         ('model = "m"\n[[tier]]\nrole = "prefiller"', "tier", 'role = "decoder"'),
         ('model = "m"\nmodle = "n"\n' + TIER, "modle", "there is no such key; known: tier, model"),
         ('model = "m"\n' + TIER + 'modle = "n"', "tier[0].modle", "there is no such key"),
-        ('model = "m"\nconnector = "lmcache"\n' + TIER, "connector", "one of nixl, mooncake, none"),
+        ('model = "m"\nconnector = "lmcache"\n' + TIER, "connector", "one of nixl, mooncake, example, none"),
+        ('model = "m"\nconnector = "example"\n' + TIER, "handoff_folder", "a folder that every worker sees"),
+        ('model = "m"\n[connector.nixl]\n' + TIER, "connector.nixl", "a new name"),
+        ('model = "m"\n[connector.a]\n[connector.b]\n' + TIER, "connector", "or one table"),
+        ('model = "m"\n[connector.my]\n' + TIER, "connector.my.prefill", "what asks for KV"),
+        ('model = "m"\n[connector.my]\ndecode = "guess"\n' + TIER, "connector.my.decode", "answer, nothing"),
+        (
+            'model = "m"\n[connector.my]\nprefil = {}\ndecode = "nothing"\n' + TIER,
+            "connector.my.prefil",
+            "there is no such key; known: prefill, decode, flags, env",
+        ),
+        (
+            'model = "m"\n[connector.my]\ndecode = "nothing"\nflags = { decodr = ["-x"] }\n' + TIER,
+            "connector.my.flags.decodr",
+            "known: prefiller, decoder, both",
+        ),
+        (
+            'model = "m"\n[connector.my]\ndecode = "nothing"\nflags = { decoder = ["--a=1"] }\n'
+            + TIER
+            + 'flags = ["--a", "2"]',
+            "tier[0].flags",
+            "--a is set by connector.my.flags already",
+        ),
         ('model = "m"\nfirst_port = 70000\n' + TIER, "first_port", "from 0 to 65535, not 70000"),
         ('model = "m"\nblock_size = true\n' + TIER, "block_size", "a whole number from 1"),
         ('model = "m"\n' + TIER + "count = 0", "tier[0].count", "from 1 to 1024, not 0"),

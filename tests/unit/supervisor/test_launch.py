@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conserve.errors import ConfigError
+from conserve.settings import Settings
 from conserve.supervisor import launch
 from conserve.supervisor.fleet_file import FleetFile
 from conserve.supervisor.launch import Plan, plan
@@ -76,6 +77,57 @@ def test_without_a_connector_nothing_is_handed_over() -> None:
     made = planned('connector = "none"\n' + GOOD)
     assert all("--kv-transfer-config" not in each.spec.argv for each in made.workers)
     assert all(set(each.ports) == {"http"} for each in made.workers)
+
+
+def transfer(argv: tuple[str, ...]) -> dict[str, object]:
+    config: dict[str, object] = json.loads(after(argv, "--kv-transfer-config"))
+    return config
+
+
+def test_mooncake_tells_the_router_what_its_prefillers_are_called() -> None:
+    made = planned('connector = "mooncake"\n' + GOOD)
+    p0, d0, _d1 = made.workers
+    assert transfer(p0.spec.argv)["kv_connector"] == "MooncakeConnector"
+    assert transfer(p0.spec.argv)["engine_id"] == "p0-5600"
+    assert p0.spec.env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "5600"
+    assert "mooncake_protocol" not in str(transfer(p0.spec.argv)), "on GPUs the transport is its own choice"
+    assert d0.spec.env["VLLM_HOST_IP"] == "127.0.0.1"
+    said = after(made.router.argv, "--prefiller")
+    assert said.endswith(",bootstrap=http://127.0.0.1:5600,engine_id=p0-5600")
+    assert "bootstrap" not in after(made.router.argv, "--decoder")
+
+
+def test_files_need_a_folder_and_no_port() -> None:
+    made = planned('connector = "example"\nhandoff_folder = "/kv"\n' + GOOD)
+    for each in made.workers:
+        assert transfer(each.spec.argv)["kv_connector_extra_config"] == {"shared_storage_path": "/kv"}
+        assert set(each.ports) == {"http"}
+
+
+DECLARED = """
+[connector.my]
+prefill = { pull = true, id = "{transfer_id}" }
+decode = { id = "{transfer_id}", at = "{bootstrap_addr}" }
+env = { MY_PORT = "{handoff_port}" }
+[connector.my.flags]
+prefiller = ["--kv-transfer-config", '{"kv_connector":"Mine","me":"{engine_id}"}']
+decoder = ["--kv-transfer-config", '{"kv_connector":"Mine","at":"{host}:{handoff_port}"}']
+"""
+
+
+def test_a_connector_of_ones_own_reaches_workers_and_router() -> None:
+    made = planned(GOOD + DECLARED)
+    p0, d0, _d1 = made.workers
+    assert transfer(p0.spec.argv) == {"kv_connector": "Mine", "me": "p0-5600"}
+    assert transfer(d0.spec.argv) == {"kv_connector": "Mine", "at": "127.0.0.1:5602"}
+    assert d0.spec.argv[-2:] == ("--max-num-seqs", "64"), "the tier's flags come after the connector's"
+    assert p0.spec.env["MY_PORT"] == "5600"
+    assert "--connector" not in made.router.argv
+    shape = made.router.env["CONSERVE_CONNECTOR_SHAPE"]
+    prefill, decode = Settings(connector_shape=shape).connector_shape or ("", "")
+    assert json.loads(prefill) == {"pull": True, "id": "{transfer_id}"}
+    assert json.loads(decode or "") == {"id": "{transfer_id}", "at": "{bootstrap_addr}"}
+    assert "bootstrap=http://127.0.0.1:5600" in after(made.router.argv, "--prefiller")
 
 
 def test_events_get_ports_when_asked_for() -> None:
