@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm.door import Door, door_over
-from tests.vllm.servers import PYTHON, Forge, shared_forge
+from tests.vllm.servers import PYTHON, SHARED, Forge, shared_forge
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,6 +28,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def forge(tmp_path_factory: pytest.TempPathFactory) -> Forge:
     """`p0`, `d0`, `d1` and the instance `plain` that does everything itself."""
     return shared_forge(tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.fixture
+def mended(forge: Forge) -> Iterator[None]:
+    """What a test kills is started again for the next one; ask for it before `door`, which then ends first."""
+    yield
+    dead = [name for name in SHARED if not forge.lives(name)]
+    if dead:
+        forge.restart(*dead)
 
 
 @pytest.fixture

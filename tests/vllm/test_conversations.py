@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.vllm.door import PATH, Door
-from tests.vllm.servers import BLOCK_SIZE, Forge, completion, token_ids
+from tests.vllm.door import Door
+from tests.vllm.servers import BLOCK_SIZE, Forge, alone, completion, token_ids
 
 FETCHED = "vllm:prompt_tokens_by_source_total{external_kv_transfer}"
 COMPUTED = "vllm:prompt_tokens_by_source_total{local_compute}"
@@ -26,13 +26,6 @@ def by_source(forge: Forge) -> dict[str, dict[str, float]]:
 def risen(before: dict[str, dict[str, float]], after: dict[str, dict[str, float]]) -> dict[str, list[float]]:
     """What was fetched, computed and found by each worker meanwhile."""
     return {name: [after[name][key] - before[name][key] for key in after[name]] for name in after}
-
-
-def alone(forge: Forge, prompt: list[int]) -> list[int]:
-    """What one plain instance answers, greedily."""
-    choice = forge["plain"].post(PATH, completion(prompt)).body["choices"][0]
-    ids: list[int] = choice["token_ids"]
-    return ids
 
 
 def test_first_turn_is_handed_over_once_and_later_turns_compute_what_is_new(forge: Forge, door: Door) -> None:
@@ -98,8 +91,7 @@ def test_twelve_conversations_at_once_are_handed_over_once_each(forge: Forge, do
     assert moved["d0"][1] + moved["d1"][1] <= new + turns * (BLOCK_SIZE - 1)
     for told in conversations:
         prompt, ids, _decoder = told[-1]
-        choice = forge["plain"].post(PATH, completion(prompt, max_tokens=8)).body["choices"][0]
-        assert ids == choice["token_ids"], "the last answer stands on all others"
+        assert ids == alone(forge, prompt, max_tokens=8), "the last answer stands on all others"
     door.assert_balanced()
 
 

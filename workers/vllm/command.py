@@ -27,7 +27,8 @@ class VllmWorker:
     """One vLLM server. `gpus` are device indices, as many as tensor-parallel ranks; empty on a CPU.
 
     `handoff_port` is the connector's own port (NIXL's side channel, Mooncake's bootstrap server), `handoff_folder` the
-    folder of one that hands files over, `engine_id` what the transfer layer calls the worker. `events_port` turns KV events
+    folder of one that hands files over, `engine_id` what the transfer layer calls the worker, `connector_extra` what else its
+    extra config says. `events_port` turns KV events
     on. Sizes are in tokens or bytes. `flags` come last, so that they win over a preset; in them and in `env`, `{host}`,
     `{handoff_port}`, `{handoff_folder}` and `{engine_id}` are filled in.
     """
@@ -42,6 +43,7 @@ class VllmWorker:
     handoff_port: int | None = None
     handoff_folder: str | None = None
     engine_id: str | None = None
+    connector_extra: Mapping[str, object] = field(default_factory=dict)
     events_port: int | None = None
     gpus: tuple[int, ...] = ()
     block_size: int | None = None
@@ -132,6 +134,7 @@ def _transfer(worker: VllmWorker, preset: Preset) -> dict[str, object]:
     extra: dict[str, object] = {key: fill(value, blanks) for key, value in shape.extra.items()}
     if preset.device == "cpu":
         extra |= shape.cpu_extra
+    extra |= worker.connector_extra
     if extra:
         config["kv_connector_extra_config"] = extra
     return config

@@ -1,0 +1,124 @@
+"""Each way of handing KV over, from a fleet file to a real engine: the decoder takes the prompt's KV and computes none of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conserve.supervisor.fleet_file import FleetFile
+from conserve.supervisor.launch import plan
+from tests.vllm.door import Door, router
+from tests.vllm.servers import BLOCK_SIZE, MODEL, NAME, PYTHON, Forge, Wanted, alone, completion, token_ids
+
+FETCHED = "vllm:prompt_tokens_by_source_total{external_kv_transfer}"
+COMPUTED = "vllm:prompt_tokens_by_source_total{local_compute}"
+# One more than whole blocks: a connector that hands over whole blocks leaves one token.
+PROMPT_TOKENS = 10 * BLOCK_SIZE + 1
+FLEET = """
+model = "{model}"
+served_model_name = "{name}"
+block_size = {block_size}
+max_model_len = 1024
+first_port = 0
+first_handoff_port = 0
+{connector}
+[[tier]]
+role = "prefiller"
+kv_cache_bytes = 33_554_432
+flags = ["--max-num-seqs", "4", "--generation-config", "vllm"]
+[[tier]]
+role = "decoder"
+kv_cache_bytes = 33_554_432
+flags = ["--max-num-seqs", "4", "--generation-config", "vllm"]
+[router]
+port = 0
+probe_interval_s = 0.2
+probe_timeout_s = 20
+{declared}
+"""
+# What `connector = "nixl"` stands for, as a user would declare it.
+DECLARED = """
+[connector.my]
+prefill = { do_remote_decode = true, do_remote_prefill = false }
+env = { VLLM_NIXL_SIDE_CHANNEL_HOST = "{host}", VLLM_NIXL_SIDE_CHANNEL_PORT = "{handoff_port}" }
+[connector.my.flags]
+prefiller = ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_buffer_device":"cpu","kv_connector_extra_config":{"num_threads":0}}']
+decoder = ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_consumer","kv_buffer_device":"cpu","kv_load_failure_policy":"fail","kv_connector_extra_config":{"num_threads":0}}']
+"""
+
+
+def has_mooncake() -> bool:
+    """Whether Mooncake's transfer engine can be loaded where vLLM is; it needs RDMA libraries even for TCP."""
+    asked = [PYTHON, "-c", "from mooncake.engine import TransferEngine"]
+    return (
+        bool(PYTHON) and subprocess.run(asked, capture_output=True, timeout=60, check=False).returncode == 0
+    )
+
+
+@contextmanager
+def fleet(forge: Forge, folder: Path, connector: str, declared: str = "") -> Iterator[Door]:
+    """The processes that `conserve up` would start for a file, the workers forked."""
+    text = FLEET.format(model=MODEL, name=NAME, block_size=BLOCK_SIZE, connector=connector, declared=declared)
+    planned = plan(FleetFile.parse(text))
+    names = {each.spec.name: f"{each.spec.name}-{folder.name}" for each in planned.workers}
+    forge.launch(
+        {
+            names[each.spec.name]: Wanted(each.spec.argv, each.spec.env, each.url, NAME)
+            for each in planned.workers
+        }
+    )
+    try:
+        with router(planned.router.argv, planned.router.env, folder / "router.log") as door:
+            door.until(set(names))
+            yield door
+    finally:
+        for name in names.values():
+            forge.kill(name)
+
+
+def rises(forge: Forge, decoder: str, door: Door, prompt: list[int]) -> tuple[float, float, dict[str, str]]:
+    """Serve a first turn; by how much its decoder's fetched and computed tokens rose, and the answer's headers."""
+    before = forge[decoder].metrics()
+    turn = door.turn(completion(prompt), "task-1")
+    after = forge[decoder].metrics()
+    assert turn.token_ids == alone(forge, prompt), "the text of one plain instance"
+    door.assert_balanced()
+    return (after[FETCHED] - before[FETCHED], after[COMPUTED] - before[COMPUTED], dict(turn.headers))
+
+
+def test_nixl_as_a_connector_of_ones_own(forge: Forge, tmp_path: Path) -> None:
+    with fleet(forge, tmp_path, "", DECLARED) as door:
+        fetched, computed, headers = rises(forge, f"d0-{tmp_path.name}", door, token_ids(201, PROMPT_TOKENS))
+        assert (fetched, computed) == (PROMPT_TOKENS, 0)
+        assert headers["x-conserve-prefiller"] == "p0"
+
+
+def test_example_hands_whole_blocks_over_as_files(forge: Forge, tmp_path: Path) -> None:
+    files = tmp_path / "kv"
+    files.mkdir()
+    with fleet(forge, tmp_path, f'connector = "example"\nhandoff_folder = "{files}"') as door:
+        fetched, computed, headers = rises(forge, f"d0-{tmp_path.name}", door, token_ids(202, PROMPT_TOKENS))
+        # The connector's own limit: whole blocks of all but the last token.
+        assert (fetched, computed) == (PROMPT_TOKENS - 1, 1)
+        assert headers["x-conserve-prefiller"] == "p0"
+        assert list(files.glob("*/*.safetensors"))
+
+
+@pytest.mark.skipif(not has_mooncake(), reason="Mooncake's transfer engine is not installed beside vLLM")
+def test_mooncake_is_told_one_id_on_both_sides(forge: Forge, tmp_path: Path) -> None:
+    with fleet(forge, tmp_path, 'connector = "mooncake"') as door:
+        fetched, computed, headers = rises(forge, f"d0-{tmp_path.name}", door, token_ids(203, PROMPT_TOKENS))
+        assert (fetched, computed) == (PROMPT_TOKENS, 0)
+        assert headers["x-conserve-prefiller"] == "p0"
+
+
+def test_none_computes_on_the_decoder(forge: Forge, tmp_path: Path) -> None:
+    with fleet(forge, tmp_path, 'connector = "none"') as door:
+        fetched, computed, headers = rises(forge, f"d0-{tmp_path.name}", door, token_ids(204, PROMPT_TOKENS))
+        assert (fetched, computed) == (0, PROMPT_TOKENS)
+        assert not re.search("prefiller", str(headers))
