@@ -177,10 +177,16 @@ def test_many_conversations_at_once_are_handed_over_once_each_and_compute_nothin
     new = sum(each[-1] - each[0] for each in prompts)
     partial = CONVERSATIONS * (TURNS - 1) * (BLOCK_SIZE - 1)
     assert computed <= new + partial, f"{computed - new - partial} tokens were computed again"
-    for told in conversations:
-        for messages, answer in told:
-            alone = up.plain.chat(messages, max_tokens=24).body["choices"][0]["message"]["content"]
-            assert answer.choices[0].message.content == alone
+
+    def alone(told: tuple[list[dict[str, str]], Any]) -> str:
+        text: str = up.plain.chat(told[0], max_tokens=24).body["choices"][0]["message"]["content"]
+        return text
+
+    every = [each for told in conversations for each in told]
+    with ThreadPoolExecutor(8) as pool:
+        assert [answer.choices[0].message.content for _messages, answer in every] == list(
+            pool.map(alone, every)
+        )
     print(
         f"{CONVERSATIONS} conversations x {TURNS} turns: {firsts} prompt tokens prefilled and {fetched:.0f} fetched, "
         f"{new} new, {computed:.0f} computed on decoders, {sum(map(sum, outputs))} generated"

@@ -73,6 +73,8 @@ def demo(
             threads=threads,
             max_tokens=max_tokens,
         )
+        if not options.workdir.is_dir():
+            raise ValueError(f"--workdir {options.workdir}: is not a directory")
         if json_path is not None and not json_path.absolute().parent.is_dir():
             raise ValueError(f"--json {json_path}: there is no folder {json_path.absolute().parent}")
     except ValueError as error:

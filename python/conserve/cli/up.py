@@ -50,6 +50,8 @@ def up(
     """
     if as_json and not dry_run:
         _end(WRONG_USE, "--json goes with --dry-run")
+    if not fleet_file.is_file():
+        _end(WRONG_USE, f"{fleet_file}: there is no such file")
     try:
         fleet = FleetFile.read(fleet_file)
         planned = plan(fleet)

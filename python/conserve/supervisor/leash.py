@@ -55,7 +55,8 @@ def main(args: list[str]) -> int:
     try:
         return exec_mode(parent_pid, argv) if mode == "exec" else watch_mode(parent_pid, argv)
     except OSError as error:
-        sys.stderr.write(f"leash: cannot start {argv[0]}: {error.strerror}\n")
+        way_out = '; give its path with command = ["/path/to/vllm"]' if argv[0] == "vllm" else ""
+        sys.stderr.write(f"leash: cannot start {argv[0]}: {error.strerror}{way_out}\n")
         return 127
 
 
