@@ -174,7 +174,7 @@ def test_demo_that_is_stopped_leaves_no_process(tmp_path: Path, number: signal.S
     [
         (("--turns", "0"), 2, "--turns 0: use 1 to 64"),
         (("--json", "absent/out.json"), 2, "there is no folder"),
-        (("--workdir", "absent"), 3, "is not a directory"),
+        (("--workdir", "absent"), 2, "is not a directory"),
         (("--model", "/no/such/model"), 3, "ended with status"),
     ],
 )

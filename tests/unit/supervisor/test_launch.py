@@ -185,10 +185,11 @@ def test_example_files_are_whole() -> None:
         ("d1", "decode"),
     ]
     assert all(each.spec.env["VLLM_TARGET_DEVICE"] == "cpu" for each in demo.workers)
-    (guide,) = re.findall(
+    guide, own = re.findall(
         r"^```toml\n(.*?)^```$", (ROOT / "docs/guides/fleet.md").read_text(), re.DOTALL | re.MULTILINE
     )
     assert [each.spec.name for each in planned(guide).workers] == ["p0", "d0", "d1", "d2"]
+    assert planned(GOOD + own).workers[0].spec.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
 
 
 def test_worker_that_vllm_cannot_be_told_of_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
