@@ -36,7 +36,7 @@ ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMPS)/venv").read().strip())' 2
 .PHONY: $(STAMPS)/venv
 endif
 
-.PHONY: help demo test vllm-test check loom simulate-faults fuzz bench wheel lock clean setup-demo setup-dev
+.PHONY: help demo test vllm-test check loom simulate-faults fuzz bench bench-peers wheel lock clean setup-demo setup-dev
 .PHONY: check-rust check-python check-types check-licences
 
 help:  ## say what there is
@@ -53,6 +53,8 @@ test: setup-dev  ## the core's tests, then everything through Python
 	@cargo test --locked --features proxy --lib proxy
 	@echo '==> cargo test, the simulator'
 	@cargo test --locked --features sim --lib sim
+	@echo '==> cargo test, the fast mock worker'
+	@cargo test --locked --quiet --manifest-path workers/mock/fast/Cargo.toml
 	@echo '==> pytest'
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
@@ -66,6 +68,7 @@ check-rust: setup-dev
 	@echo '==> cargo fmt, clippy, doc'
 	@cargo fmt --check
 	@cargo clippy --locked --all-targets -- -D warnings
+	@cd workers/mock/fast && cargo fmt --check && cargo clippy --locked --all-targets -- -D warnings
 	@for feature in $(FEATURES); do \
 	    echo "==> clippy, feature $$feature alone"; \
 	    cargo clippy --locked --all-targets --no-default-features --features $$feature -- -D warnings || exit 1; \
@@ -111,6 +114,9 @@ bench: setup-dev  ## measure; raw results go to bench/results
 	@$(BIN)/python bench/python/turn.py
 	@$(BIN)/python bench/python/dispatch.py
 	@$(BIN)/python bench/python/door.py --json bench/results/door.json
+
+bench-peers: setup-dev  ## measure the doors beside other routers, at most 9 minutes once the peers are installed
+	@$(BIN)/python bench/peers/run.py --json bench/results/peers.json
 
 wheel: setup-dev  ## build the wheel and try it in an empty environment
 	@echo '==> maturin build'

@@ -1,0 +1,405 @@
+//! The worker: `serve --port 0 --chunks 64 --interval_ms 20 --blocks 100000`. Prints the port it listens on.
+//!
+//! Every POST is answered as OpenAI's chat completions are, streamed if the body says `"stream":true`; `spec` says how to ask
+//! for faults. Each event of a stream carries the time it was written, in nanoseconds, as `"ts"`.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::io::{ErrorKind, Read, Result, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use memchr::memmem;
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token};
+
+use crate::answer;
+use crate::http::Reader;
+use crate::now_ns;
+use crate::options::Options;
+use crate::spec::Spec;
+
+/// How much of a body's start is kept, and of its end: enough to find `stream` and `user`.
+const KEPT: usize = 8 << 10;
+const ENDS: usize = 1 << 10;
+const DOOR: Token = Token(usize::MAX);
+
+enum Work {
+    Idle,
+    /// The answer begins when it is due.
+    Late(Spec, bool),
+    /// Events still to come.
+    Stream(Spec, u64),
+    /// Says nothing more.
+    Stalled,
+}
+
+struct Conn {
+    stream: TcpStream,
+    reader: Reader,
+    /// Start of the request's body.
+    body: Vec<u8>,
+    /// Its last bytes, once it is larger than what is kept of the start.
+    end: Vec<u8>,
+    /// Bytes of the next request, read before the answer was out.
+    held: Vec<u8>,
+    out: Vec<u8>,
+    at: usize,
+    /// Bytes of the answer so far.
+    sent: usize,
+    work: Work,
+    serial: u64,
+}
+
+struct Worker {
+    conns: Vec<Option<Conn>>,
+    free: Vec<usize>,
+    due: BinaryHeap<Reverse<(u64, usize, u64)>>,
+    flat: VecDeque<(usize, u64)>,
+    usual: Spec,
+    told: Spec,
+    blocks: u64,
+    served: u64,
+    serial: u64,
+    running: usize,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let usual = Spec::new(options.get("chunks", 64)?, options.get("interval_ms", 20)?);
+    let mut listener =
+        TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], options.get("port", 0)?)))?;
+    println!("{}", listener.local_addr()?.port());
+    let mut poll = Poll::new()?;
+    poll.registry()
+        .register(&mut listener, DOOR, Interest::READABLE)?;
+    let mut worker = Worker {
+        conns: Vec::new(),
+        free: Vec::new(),
+        due: BinaryHeap::new(),
+        flat: VecDeque::new(),
+        told: usual.clone(),
+        usual,
+        blocks: options.get("blocks", 100_000)?,
+        served: 0,
+        serial: 0,
+        running: 0,
+    };
+    let mut events = Events::with_capacity(1024);
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        let wait = worker.wait();
+        match poll.poll(&mut events, wait) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            polled => polled?,
+        }
+        for event in &events {
+            if event.token() == DOOR {
+                worker.accept(&listener, &poll);
+            } else {
+                worker.ready(event.token().0, &mut buffer);
+            }
+        }
+        worker.tick();
+    }
+}
+
+impl Worker {
+    fn wait(&self) -> Option<Duration> {
+        if !self.flat.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let Reverse((due, ..)) = self.due.peek()?;
+        Some(Duration::from_nanos(due.saturating_sub(now_ns())))
+    }
+
+    fn accept(&mut self, listener: &TcpListener, poll: &Poll) {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let token = self.free.pop().unwrap_or(self.conns.len());
+            let _ = stream.set_nodelay(true);
+            if poll
+                .registry()
+                .register(
+                    &mut stream,
+                    Token(token),
+                    Interest::READABLE | Interest::WRITABLE,
+                )
+                .is_err()
+            {
+                continue;
+            }
+            self.serial += 1;
+            let conn = Conn {
+                stream,
+                reader: Reader::new(),
+                body: Vec::new(),
+                end: Vec::new(),
+                held: Vec::new(),
+                out: Vec::new(),
+                at: 0,
+                sent: 0,
+                work: Work::Idle,
+                serial: self.serial,
+            };
+            if token == self.conns.len() {
+                self.conns.push(Some(conn));
+            } else {
+                self.conns[token] = Some(conn);
+            }
+        }
+    }
+
+    /// Reads and writes all that the socket has and takes.
+    fn ready(&mut self, token: usize, buffer: &mut [u8]) {
+        let Some(mut conn) = self.conns.get_mut(token).and_then(Option::take) else {
+            return;
+        };
+        let mut is_open = self.flush(token, &mut conn);
+        while is_open {
+            match conn.stream.read(buffer) {
+                Ok(0) => is_open = false,
+                Ok(size) => is_open = self.take(token, &mut conn, &buffer[..size]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => is_open = false,
+            }
+        }
+        self.put_back(token, conn, is_open);
+    }
+
+    fn put_back(&mut self, token: usize, conn: Conn, is_open: bool) {
+        if is_open {
+            self.conns[token] = Some(conn);
+        } else {
+            self.running -= usize::from(matches!(conn.work, Work::Stream(..)));
+            self.free.push(token);
+        }
+    }
+
+    /// Takes bytes of requests; false if the connection is to be closed.
+    fn take(&mut self, token: usize, conn: &mut Conn, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            if !matches!(conn.work, Work::Idle) || !conn.out.is_empty() {
+                conn.held.extend_from_slice(bytes);
+                return conn.held.len() < 16 << 20;
+            }
+            let Conn {
+                reader, body, end, ..
+            } = conn;
+            let keep = |piece: &[u8]| {
+                let room = KEPT - body.len();
+                body.extend_from_slice(&piece[..piece.len().min(room)]);
+                if piece.len() > room {
+                    let rest = &piece[room.max(piece.len().saturating_sub(ENDS))..];
+                    end.drain(..(end.len() + rest.len()).saturating_sub(ENDS));
+                    end.extend_from_slice(rest);
+                }
+            };
+            let Ok((size, is_complete)) = reader.feed(bytes, keep) else {
+                return false;
+            };
+            bytes = &bytes[size..];
+            if is_complete {
+                self.answer(token, conn);
+                conn.reader.next();
+                conn.body.clear();
+                conn.end.clear();
+                if !self.flush(token, conn) {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn answer(&mut self, token: usize, conn: &mut Conn) {
+        self.served += 1;
+        conn.sent = 0;
+        let path = conn.reader.second_word();
+        if conn.reader.head.starts_with(b"GET") {
+            conn.out = answer::fact(path, self.blocks, self.running, self.served);
+            return;
+        }
+        if path == "/mock" {
+            let told = self.usual.with(&String::from_utf8_lossy(&conn.body));
+            let status = if told.is_ok() { 200 } else { 400 };
+            self.told = told.unwrap_or_else(|_| self.told.clone());
+            let said = Spec {
+                status,
+                ..Spec::new(1, 0)
+            };
+            conn.out = answer::whole(&said, "text/plain", b"");
+            return;
+        }
+        let words = conn
+            .reader
+            .header("x-mock")
+            .or_else(|| user(&conn.body))
+            .or_else(|| user(&conn.end));
+        let spec = match words.map(|words| self.told.with(words)) {
+            None => self.told.clone(),
+            Some(Ok(spec)) => spec,
+            Some(Err(_)) => Spec {
+                status: 400,
+                ..Spec::new(1, 0)
+            },
+        };
+        let streams = is_streamed(&conn.body) || is_streamed(&conn.end);
+        if spec.latency_ms > 0 {
+            self.due.push(Reverse((
+                now_ns() + spec.latency_ms * 1_000_000,
+                token,
+                conn.serial,
+            )));
+            conn.work = Work::Late(spec, streams);
+        } else {
+            self.begin(token, conn, spec, streams);
+        }
+    }
+
+    fn begin(&mut self, token: usize, conn: &mut Conn, spec: Spec, streams: bool) {
+        if spec.garbage {
+            conn.out.extend_from_slice(answer::GARBAGE);
+        } else if streams && spec.status == 200 {
+            conn.out.extend_from_slice(answer::STREAM_HEAD);
+            self.running += 1;
+            if spec.interval_ms == 0 {
+                self.flat.push_back((token, conn.serial));
+            } else {
+                // The streams of a burst do not all speak in the same millisecond.
+                let first = (conn.serial % spec.interval_ms + 1) * 1_000_000;
+                self.due
+                    .push(Reverse((now_ns() + first, token, conn.serial)));
+            }
+            let left = spec.chunks;
+            conn.work = Work::Stream(spec, left);
+            return;
+        } else {
+            conn.out.extend_from_slice(&answer::completion(&spec));
+        }
+        if spec.stall_at.is_some() || spec.reset_at.is_some() {
+            conn.work = Work::Stream(spec, 0);
+            self.running += 1;
+        } else {
+            conn.work = Work::Idle;
+        }
+    }
+
+    /// Writes what is there; false if the connection is to be closed.
+    fn flush(&mut self, token: usize, conn: &mut Conn) -> bool {
+        while conn.at < conn.out.len() {
+            let (stall_at, reset_at) = match &conn.work {
+                Work::Stream(spec, _) => (spec.stall_at, spec.reset_at),
+                Work::Stalled => return true,
+                _ => (None, None),
+            };
+            let limit = stall_at
+                .into_iter()
+                .chain(reset_at)
+                .min()
+                .unwrap_or(usize::MAX);
+            if conn.sent >= limit {
+                if stall_at == Some(limit) {
+                    self.running -= 1;
+                    conn.work = Work::Stalled;
+                    return true;
+                }
+                let _ = socket2::SockRef::from(&conn.stream).set_linger(Some(Duration::ZERO));
+                return false;
+            }
+            let end = conn
+                .out
+                .len()
+                .min(conn.at.saturating_add(limit - conn.sent));
+            match conn.stream.write(&conn.out[conn.at..end]) {
+                Ok(size) => {
+                    conn.at += size;
+                    conn.sent += size;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        let was_blocked = conn.at > 0;
+        conn.out.clear();
+        conn.at = 0;
+        match &conn.work {
+            Work::Stream(_, 0) => {
+                self.running -= 1;
+                conn.work = Work::Idle;
+            }
+            Work::Stream(spec, _) if spec.interval_ms == 0 && was_blocked => {
+                self.flat.push_back((token, conn.serial));
+                return true;
+            }
+            _ => {}
+        }
+        if matches!(conn.work, Work::Idle) && !conn.held.is_empty() {
+            let held = std::mem::take(&mut conn.held);
+            return self.take(token, conn, &held);
+        }
+        true
+    }
+
+    /// Does what is due, and one event of each flat-out stream.
+    fn tick(&mut self) {
+        let now = now_ns();
+        while let Some(Reverse((due, token, serial))) = self.due.peek().copied() {
+            if due > now {
+                break;
+            }
+            self.due.pop();
+            self.step(token, serial, due);
+        }
+        for _ in 0..self.flat.len() {
+            if let Some((token, serial)) = self.flat.pop_front() {
+                self.step(token, serial, now);
+            }
+        }
+    }
+
+    fn step(&mut self, token: usize, serial: u64, due: u64) {
+        let Some(mut conn) = self
+            .conns
+            .get_mut(token)
+            .and_then(|conn| conn.take_if(|conn| conn.serial == serial))
+        else {
+            return;
+        };
+        match std::mem::replace(&mut conn.work, Work::Idle) {
+            Work::Late(spec, streams) => self.begin(token, &mut conn, spec, streams),
+            Work::Stream(spec, left) if left > 0 => {
+                let is_flat = spec.interval_ms == 0;
+                // A flat-out stream whose socket is full goes on when it is not.
+                if !is_flat || conn.out.is_empty() {
+                    answer::event(&mut conn.out, now_ns());
+                    if left == 1 {
+                        conn.out.extend_from_slice(answer::STREAM_END);
+                    }
+                    if !is_flat && left > 1 {
+                        self.due
+                            .push(Reverse((due + spec.interval_ms * 1_000_000, token, serial)));
+                    }
+                    conn.work = Work::Stream(spec, left - 1);
+                } else {
+                    conn.work = Work::Stream(spec, left);
+                }
+            }
+            work => conn.work = work,
+        }
+        let is_open = self.flush(token, &mut conn);
+        self.put_back(token, conn, is_open);
+    }
+}
+
+fn is_streamed(body: &[u8]) -> bool {
+    memmem::find(body, br#""stream":true"#).is_some()
+        || memmem::find(body, br#""stream": true"#).is_some()
+}
+
+/// Words after `mock` in the body's field `user`.
+fn user(body: &[u8]) -> Option<&str> {
+    let at = memmem::find(body, br#""user":"#)? + br#""user":"#.len();
+    let text = str::from_utf8(body[at..].get(..256).unwrap_or(&body[at..])).ok()?;
+    text.trim_start().strip_prefix("\"mock ")?.split('"').next()
+}
