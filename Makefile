@@ -16,6 +16,7 @@ FEATURES := proxy python sim journal
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+STRESS_ARGS ?=
 SEEDS ?= 10000
 CASES ?= 20000
 FUZZED := serde corpus spoiled no_byte only_the_intended strings_mean mutated
@@ -36,7 +37,8 @@ ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMPS)/venv").read().strip())' 2
 .PHONY: $(STAMPS)/venv
 endif
 
-.PHONY: help demo test vllm-test check loom simulate-faults fuzz bench bench-peers wheel lock clean setup-demo setup-dev
+.PHONY: help demo test vllm-test check loom simulate-faults fuzz stress bench bench-peers wheel lock clean setup-demo
+.PHONY: setup-dev
 .PHONY: check-rust check-python check-types check-licences
 
 help:  ## say what there is
@@ -102,6 +104,10 @@ fuzz:  ## long runs of the parsers' properties over the corpus; CASES=20000
 	@set -o pipefail; PROPTEST_CASES=$(CASES) CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 	    cargo test --locked --release --lib --target-dir target/simulation -- $(FUZZED) | tee target/fuzz.log
 	@! grep -q '^test result: ok. 0 passed' target/fuzz.log || { echo 'error: no property ran'; exit 1; }
+
+stress: setup-dev  ## 2,000 conversations while workers die, through both doors; STRESS_ARGS
+	@echo '==> stress $(STRESS_ARGS)'
+	@$(BIN)/python -m tests.stress $(STRESS_ARGS)
 
 loom:  ## model-check the core's atomics
 	@echo '==> loom'

@@ -1,0 +1,137 @@
+"""The door and the mock workers as processes: started, killed, stopped, and looked at from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+START_S = 60.0
+"""For a process to say that it is ready; a busy machine needs long."""
+
+
+class MockProcess:
+    """One mock worker; after `kill`, `start` brings a new one under the same address."""
+
+    def __init__(self, name: str, role: str, *, kv_blocks: int) -> None:
+        self.name = name
+        self.url = ""
+        self._arguments = ["--role", role, "--kv-blocks", str(kv_blocks), "--forget"]
+        self._port = 0
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Serve; another program may hold the port for a moment, so this tries until it has it."""
+        async with asyncio.timeout(START_S):
+            while True:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "conserve_workers.mock",
+                    "--port",
+                    str(self._port),
+                    *self._arguments,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.DEVNULL,
+                )
+                assert self._process.stdout is not None
+                line = await self._process.stdout.readline()
+                if line:
+                    break
+                await self._process.wait()
+        ready = json.loads(line)
+        self.url, self._port = ready["url"], ready["port"]
+
+    async def kill(self) -> None:
+        """As `kill -9`."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """SIGSTOP: its connections stay open and silent."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+
+class DoorProcess:
+    """`conserve serve`, and what the system and its own control routes tell of it."""
+
+    def __init__(self, folder: Path, options: list[str]) -> None:
+        self.url = ""
+        self._ready = folder / "ready.json"
+        self._log = folder / "door.log"
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Serve on a free port; raises AssertionError with its log if it ends instead."""
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "conserve.cli", "serve", "--port", "0", "--ready-file", str(self._ready)),
+                *self._options,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+        assert self._process.stdout is not None
+        async with asyncio.timeout(START_S):
+            line = await self._process.stdout.readline()
+        assert line, self.log()
+        self.url = json.loads(self._ready.read_text())["url"]
+
+    def log(self) -> str:
+        """The end of what it wrote."""
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def rss_mib(self) -> float:
+        """Resident memory."""
+        pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def sockets(self) -> int:
+        """Open sockets, listening ones included."""
+        found = 0
+        for entry in Path(f"/proc/{self._pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found += str(entry.readlink()).startswith("socket:")
+        return found
+
+    async def fleet(self) -> dict[str, Any]:
+        """`/v1/fleet?check=true`, over a connection of its own."""
+        async with aiohttp.ClientSession() as http, http.get(f"{self.url}/v1/fleet?check=true") as response:
+            told: dict[str, Any] = await response.json()
+            return told
+
+    async def end(self) -> int:
+        """SIGTERM; its exit status."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(START_S):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        return self._process.returncode or 0
+
+    @property
+    def _pid(self) -> int:
+        assert self._process is not None
+        assert self._process.returncode is None, self.log()
+        return self._process.pid
