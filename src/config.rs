@@ -15,6 +15,47 @@ pub enum PolicyKind {
     /// The paper's: one placement, one handoff, pinned for life.
     #[default]
     Strict,
+    /// A conversation lives where its KV is; a prefiller, or another home, only where that is observed to be cheaper.
+    FollowKv,
+    /// Baseline: every worker computes the prompts of its own conversations.
+    Collocated,
+    /// Baseline: the same without affinity; each turn goes to the worker with most free blocks.
+    CollocatedSpread,
+    /// Baseline: every turn is computed on a prefiller and handed to the conversation's decoder.
+    Disaggregated,
+    /// Baseline: the same for turns that bring 512 tokens or more; shorter ones run at home.
+    Ppd,
+}
+
+impl PolicyKind {
+    /// Every policy.
+    pub const ALL: [Self; 6] = [
+        Self::Strict,
+        Self::FollowKv,
+        Self::Collocated,
+        Self::CollocatedSpread,
+        Self::Disaggregated,
+        Self::Ppd,
+    ];
+
+    /// As an operator writes it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Strict => "strict",
+            Self::FollowKv => "follow-kv",
+            Self::Collocated => "collocated",
+            Self::CollocatedSpread => "collocated-spread",
+            Self::Disaggregated => "disaggregated",
+            Self::Ppd => "ppd",
+        }
+    }
+
+    /// The policy of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
 }
 
 /// The router's settings.

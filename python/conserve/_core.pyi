@@ -188,7 +188,8 @@ class Router:
     prompt sizes, queued tokens and booked blocks.
 
     Options:
-        policy: the placement rule; "strict" is one pin and one handoff for each conversation.
+        policy: the placement rule; "strict" is one pin and one handoff for each conversation, the others are in the guide
+            "policies".
         low_watermark: new conversations are admitted while a decoder's booked blocks stay under this share of its
             capacity (0 < x <= 1); turns of conversations already pinned may use the rest.
         prefill_backlog_tokens: a prefiller with this many queued input tokens gets no new conversation.
@@ -219,7 +220,9 @@ class Router:
         prefillers: Sequence[Prefiller] = (),
         decoders: Sequence[Decoder | Worker] = (),
         *,
-        policy: Literal["strict"] = "strict",
+        policy: Literal[
+            "strict", "follow-kv", "collocated", "collocated-spread", "disaggregated", "ppd"
+        ] = "strict",
         low_watermark: float = 0.8,
         prefill_backlog_tokens: int = 65_536,
         queue_limit: int = 1024,

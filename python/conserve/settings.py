@@ -153,7 +153,9 @@ class Settings(BaseSettings):
     )
 
     # The router.
-    policy: Literal["strict"] = Field("strict", description="The placement rule.")
+    policy: Literal["strict", "follow-kv", "collocated", "collocated-spread", "disaggregated", "ppd"] = Field(
+        "strict", description="The placement rule; see the guide on policies."
+    )
     low_watermark: float = Field(
         0.8, gt=0, le=1, description="New conversations stop at this share of a decoder."
     )

@@ -5,7 +5,13 @@
 //! does, and asks again if the books moved meanwhile.
 //! Leaves to others: booking (`occupancy`), waiting (`admission`), the life of the pin (`conversation`).
 
+mod collocated;
+mod disaggregated;
+mod follow_kv;
+mod rank;
 pub(crate) mod strict;
+#[cfg(test)]
+mod tests;
 
 use crate::config::PolicyKind;
 use crate::event::Reason;
@@ -136,5 +142,12 @@ pub trait Policy: Send + Sync {
 pub(crate) fn policy(kind: PolicyKind) -> Box<dyn Policy> {
     match kind {
         PolicyKind::Strict => Box::new(strict::Strict),
+        PolicyKind::FollowKv => Box::new(follow_kv::FollowKv),
+        PolicyKind::Collocated => Box::new(collocated::Collocated { affinity: true }),
+        PolicyKind::CollocatedSpread => Box::new(collocated::Collocated { affinity: false }),
+        PolicyKind::Disaggregated => Box::new(disaggregated::Disaggregated { from: Tokens(0) }),
+        PolicyKind::Ppd => Box::new(disaggregated::Disaggregated {
+            from: disaggregated::PPD_FROM,
+        }),
     }
 }

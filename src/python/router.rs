@@ -108,10 +108,10 @@ impl PyRouter {
             max_conversations: count(py, "max_conversations", max_conversations)?,
             block_size: self::block_size(py, "block_size", block_size)?,
             report_stale_after: span(py, "report_stale_s", report_stale_s)?,
-            policy: match policy {
-                "strict" => PolicyKind::Strict,
-                other => return Err(out_of_range(py, "policy", other, "strict")),
-            },
+            policy: PolicyKind::from_name(policy).ok_or_else(|| {
+                let known = PolicyKind::ALL.map(PolicyKind::as_str).join(", ");
+                out_of_range(py, "policy", policy, &known)
+            })?,
             slo_ttft: millis("slo_ttft_ms", slo_ttft_ms)?,
             slo_tbt: millis("slo_tbt_ms", slo_tbt_ms)?,
         };

@@ -6,12 +6,10 @@ use crate::placement::Policy;
 
 /// The same policies that `conserve serve` runs.
 pub(super) fn named(spec: &PolicySpec) -> Result<Box<dyn Policy>, ScenarioError> {
-    let kind = match spec.name.as_str() {
-        "strict" => PolicyKind::Strict,
-        other => {
-            let problem = format!("{other:?} is no policy: strict");
-            return Err(ScenarioError::new("policy.name", problem));
-        }
+    let Some(kind) = PolicyKind::from_name(&spec.name) else {
+        let known = PolicyKind::ALL.map(PolicyKind::as_str).join(", ");
+        let problem = format!("{:?} is no policy: {known}", spec.name);
+        return Err(ScenarioError::new("policy.name", problem));
     };
     if let Some(key) = spec.options.keys().next() {
         let problem = format!("policy {} has no such option", spec.name);

@@ -156,8 +156,13 @@ fn tell(seed: u64) -> ExitCode {
     });
     let ran = shrink::run(&plan, &without, true);
     println!(
-        "seed {seed}: {} prefillers, {} decoders of {} blocks, {} % of calls faulty, queue of {}",
-        plan.prefillers, plan.decoders, plan.kv_blocks, plan.faulty_percent, plan.queue_limit
+        "seed {seed}: {}, {} prefillers, {} decoders of {} blocks, {} % of calls faulty, queue of {}",
+        plan.policy.as_str(),
+        plan.prefillers,
+        plan.decoders,
+        plan.kv_blocks,
+        plan.faulty_percent,
+        plan.queue_limit
     );
     for line in &ran.history {
         println!("{line}");

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeSet;
 
+use conserve::config::PolicyKind;
+
 use super::draw::Draw;
 
 /// Nanoseconds.
@@ -17,11 +19,15 @@ pub const FOR_MISHAP: u64 = 3;
 pub const FOR_CALL: u64 = 4;
 pub const FOR_PROBE: u64 = 5;
 pub const FOR_CLIENT: u64 = 6;
+pub const FOR_POLICY: u64 = 7;
 
 /// One run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub seed: u64,
+    pub policy: PolicyKind,
+    /// Decoders compute prompts for others too.
+    pub both: bool,
     pub prefillers: usize,
     pub decoders: usize,
     pub kv_blocks: u64,
@@ -138,11 +144,20 @@ impl Plan {
         let mut draw = Draw::of(seed, &[FOR_PLAN]);
         let prefillers = draw.pick(&[0, 1, 1, 1, 2, 3]);
         let decoders = draw.pick(&[1, 1, 2, 2, 3, 4]);
+        let mut ruled = Draw::of(seed, &[FOR_POLICY]);
+        let policy = if ruled.chance(50) {
+            PolicyKind::Strict
+        } else {
+            ruled.pick(&PolicyKind::ALL)
+        };
+        let both = policy != PolicyKind::Strict && ruled.chance(50);
         let hosts = prefillers + decoders;
         let talks = draw.within(1, 14);
         let mishaps = draw.pick(&[0, 0, 1, 2, 4, 8]);
         Self {
             seed,
+            policy,
+            both,
             prefillers,
             decoders,
             kv_blocks: draw.pick(&[12, 40, 100, 400]),

@@ -117,6 +117,7 @@ impl World {
         let config = Config {
             queue_limit: plan.queue_limit,
             evict_idle: plan.evict_idle,
+            policy: plan.policy,
             ..Config::default()
         };
         let dispatch = DispatchConfig {
@@ -126,7 +127,7 @@ impl World {
             idle_timeout: Duration::from_secs(10),
             ..DispatchConfig::default()
         };
-        let judge = Arc::new(Judge::default());
+        let judge = Arc::new(Judge::new(plan.policy));
         let identity = Arc::new(Identity::new([7; 16], IdentityLimits::default()));
         let router = Router::new(config)
             .expect("valid")
@@ -388,10 +389,10 @@ impl World {
                 }
                 let mut spec = WorkerSpec::new(
                     self.hosts[host].url(),
-                    if prefills {
-                        Role::Prefiller
-                    } else {
-                        Role::Decoder
+                    match (prefills, self.plan.both) {
+                        (true, _) => Role::Prefiller,
+                        (false, true) => Role::Both,
+                        (false, false) => Role::Decoder,
                     },
                 );
                 spec.name = Some(self.hosts[host].name.clone());

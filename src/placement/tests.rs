@@ -1,0 +1,243 @@
+//! Every policy: what it decides can be carried out, and the same is decided twice (I5). And examples of each.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::PolicyKind;
+
+fn worker(id: u16, role: Role, booked: u64) -> WorkerView {
+    WorkerView {
+        id: WorkerId::new(id).expect("small"),
+        role,
+        open: true,
+        capacity: Some(Blocks::new(1_000)),
+        block_size: BlockSize::DEFAULT,
+        booked: Blocks::new(booked),
+        running: 0,
+        growth_waits: false,
+        queued: Tokens(0),
+        backlog_limit: Tokens(65_536),
+        tokens_per_s: Some(10_000.0),
+        max_model_len: None,
+    }
+}
+
+fn fleet(workers: &[WorkerView]) -> Observed {
+    Observed {
+        workers: workers.to_vec(),
+        low_watermark: 0.8,
+    }
+}
+
+fn turn(prompt: u32, home: Option<u16>, resident: u32) -> TurnView {
+    TurnView {
+        tie: 7,
+        prompt: Tokens(prompt),
+        home: home.map(|id| WorkerId::new(id).expect("small")),
+        resident: Tokens(resident),
+    }
+}
+
+fn decide(kind: PolicyKind, turn: &TurnView, fleet: &Observed) -> Option<(Option<u16>, u16)> {
+    match policy(kind).place(turn, fleet) {
+        Decision::Place {
+            prefiller, decoder, ..
+        } => Some((prefiller.map(WorkerId::get), decoder.get())),
+        Decision::Stay => None,
+        other => panic!("there is room: {other:?}"),
+    }
+}
+
+/// A prefiller and two decoders, the second emptier.
+fn split() -> Observed {
+    fleet(&[
+        worker(0, Role::Prefiller, 0),
+        worker(1, Role::Decoder, 300),
+        worker(2, Role::Decoder, 100),
+    ])
+}
+
+#[test]
+fn a_first_turn_goes_to_the_emptiest_decoder_by_the_way_that_the_policy_names() {
+    let first = turn(4_000, None, 0);
+    for (kind, prefiller) in [
+        (PolicyKind::Strict, Some(0)),
+        (PolicyKind::Disaggregated, Some(0)),
+        (PolicyKind::Ppd, Some(0)),
+        (PolicyKind::Collocated, None),
+        (PolicyKind::CollocatedSpread, None),
+    ] {
+        assert_eq!(
+            decide(kind, &first, &split()),
+            Some((prefiller, 2)),
+            "{}",
+            kind.as_str()
+        );
+    }
+}
+
+#[test]
+fn a_later_turn_stays_unless_the_policy_has_a_reason() {
+    let short = turn(4_100, Some(1), 4_000);
+    let long = turn(4_512, Some(1), 4_000);
+    for (kind, with_short, with_long) in [
+        (
+            PolicyKind::Disaggregated,
+            Some((Some(0), 1)),
+            Some((Some(0), 1)),
+        ),
+        (PolicyKind::Ppd, None, Some((Some(0), 1))),
+        (
+            PolicyKind::CollocatedSpread,
+            Some((None, 2)),
+            Some((None, 2)),
+        ),
+        (PolicyKind::FollowKv, None, None),
+    ] {
+        assert_eq!(
+            decide(kind, &short, &split()),
+            with_short,
+            "{}, 100 new tokens",
+            kind.as_str()
+        );
+        assert_eq!(
+            decide(kind, &long, &split()),
+            with_long,
+            "{}, 512 new tokens",
+            kind.as_str()
+        );
+    }
+}
+
+#[test]
+fn follow_kv_hands_over_only_what_is_cheaper_elsewhere() {
+    let first = turn(4_000, None, 0);
+    // 4,000 tokens at 10,000/s are 400 ms on both; over the link they are 51 ms more.
+    assert_eq!(
+        decide(PolicyKind::FollowKv, &first, &split()),
+        Some((None, 2))
+    );
+    let mut busy = split();
+    // Two turns run on the decoder: the prompt would take half its time from each of them, 800 ms in all.
+    busy.workers[2].running = 2;
+    busy.workers[2].booked = Blocks::new(0);
+    assert_eq!(
+        decide(PolicyKind::FollowKv, &first, &busy),
+        Some((Some(0), 2))
+    );
+    let brief = turn(511, None, 0);
+    assert_eq!(
+        decide(PolicyKind::FollowKv, &brief, &busy),
+        Some((None, 2)),
+        "below 512 tokens"
+    );
+}
+
+#[test]
+fn follow_kv_moves_a_pin_only_from_a_home_that_is_much_worse() {
+    let pair = |queued| {
+        let mut home = worker(0, Role::Both, 300);
+        home.queued = Tokens(queued);
+        fleet(&[home, worker(1, Role::Both, 100)])
+    };
+    let next = turn(4_600, Some(0), 4_000);
+    // Elsewhere 60 ms and 51 ms of link; at home 60 ms and the queue.
+    assert_eq!(
+        decide(PolicyKind::FollowKv, &next, &pair(6_000)),
+        None,
+        "111 is not below 0.5 x 660 - 500"
+    );
+    assert_eq!(
+        decide(PolicyKind::FollowKv, &next, &pair(20_000)),
+        Some((Some(0), 1)),
+        "111 < 0.5 x 2,060 - 500"
+    );
+}
+
+#[test]
+fn follow_kv_places_afresh_what_has_nothing_to_lose() {
+    let pair = fleet(&[worker(0, Role::Both, 300), worker(1, Role::Both, 100)]);
+    let lost = turn(6_000, Some(0), 1_000);
+    assert_eq!(
+        decide(PolicyKind::FollowKv, &lost, &pair),
+        Some((None, 1)),
+        "home is fuller by 0.2"
+    );
+    let even = fleet(&[worker(0, Role::Both, 150), worker(1, Role::Both, 100)]);
+    assert_eq!(
+        decide(PolicyKind::FollowKv, &lost, &even),
+        None,
+        "fuller by 0.05 and as fast"
+    );
+}
+
+#[test]
+fn equal_workers_and_an_idle_fleet_make_follow_kv_collocated() {
+    let equal = fleet(&[worker(0, Role::Both, 100), worker(1, Role::Both, 100)]);
+    let first = turn(9_000, None, 0);
+    assert_eq!(
+        decide(PolicyKind::FollowKv, &first, &equal),
+        decide(PolicyKind::Collocated, &first, &equal)
+    );
+}
+
+fn any_worker(id: u16) -> impl Strategy<Value = WorkerView> {
+    (
+        prop::sample::select(vec![Role::Prefiller, Role::Decoder, Role::Both]),
+        any::<bool>(),
+        prop::option::of(1..2_000_u64),
+        0..2_000_u64,
+        0..9_u32,
+        0..100_000_u32,
+        prop::option::of(1.0..50_000.0_f64),
+        prop::option::of(1..20_000_u32),
+    )
+        .prop_map(
+            move |(role, open, capacity, booked, running, queued, rate, longest)| WorkerView {
+                open,
+                capacity: capacity.map(Blocks::new),
+                booked: Blocks::new(booked.min(capacity.unwrap_or(0))),
+                running,
+                growth_waits: queued % 5 == 0,
+                queued: Tokens(queued),
+                tokens_per_s: rate,
+                max_model_len: longest.map(Tokens),
+                ..worker(id, role, 0)
+            },
+        )
+}
+
+proptest! {
+    #[test]
+    fn what_is_decided_can_be_carried_out(
+        workers in (1..6_u16).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
+        prompt in 1..30_000_u32,
+        resident in 0..30_000_u32,
+        home in prop::option::of(0..6_u16),
+        tie in any::<u64>(),
+        kind in prop::sample::select(PolicyKind::ALL.to_vec()),
+    ) {
+        let fleet = fleet(&workers);
+        let home = home.filter(|home| workers.iter().any(|worker| worker.id.get() == *home && worker.role.decodes()));
+        let turn = TurnView { tie, ..turn(prompt, home, resident.min(prompt)) };
+        let decision = policy(kind).place(&turn, &fleet);
+        prop_assert_eq!(decision, policy(kind).place(&turn, &fleet), "I5");
+        match decision {
+            Decision::Stay => prop_assert!(turn.home.is_some(), "there is a home to stay at"),
+            Decision::Place { prefiller, decoder, ceiling, alone, .. } => {
+                let by_id = |id| workers.iter().find(|worker| worker.id == id).expect("one of the fleet");
+                let decoder = by_id(decoder);
+                prop_assert!(decoder.role.decodes());
+                prop_assert!(decoder.open || Some(decoder.id) == turn.home, "a closed decoder gets nothing new");
+                prop_assert!(ceiling <= decoder.capacity.unwrap_or(Blocks::ZERO));
+                prop_assert!(ceiling <= alone);
+                if let Some(prefiller) = prefiller.map(by_id) {
+                    prop_assert!(prefiller.role.prefills());
+                    prop_assert!(prefiller.id != decoder.id, "nobody hands over to itself");
+                    prop_assert!(prefiller.open || Some(prefiller.id) == turn.home);
+                }
+            }
+            Decision::Wait(_) | Decision::TooLong { .. } => {}
+        }
+    }
+}
