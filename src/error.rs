@@ -98,12 +98,14 @@ pub enum JoinError {
         url: String,
     },
     /// A live worker has this URL already.
-    #[error("{url} is already in the fleet as {worker}")]
+    #[error("{url} is already in the fleet as {name}")]
     AlreadyJoined {
         /// The URL.
         url: String,
         /// The worker that has it.
         worker: WorkerId,
+        /// What people call it.
+        name: String,
     },
     /// The capacity is zero or more than the books can hold.
     #[error("{blocks} KV blocks are out of range: 1 to {}", Blocks::MAX)]

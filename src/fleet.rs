@@ -416,6 +416,7 @@ impl Fleet {
             return Err(JoinError::AlreadyJoined {
                 url: url.to_owned(),
                 worker: *id,
+                name: self.worker(*id).name.to_string(),
             });
         }
         let id = WorkerId::new(joined.all).ok_or(JoinError::IdsExhausted)?;

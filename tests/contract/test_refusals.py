@@ -13,8 +13,8 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(autouse=True)
-def refuser(engine: str) -> None:
-    if engine == "vllm":
+def refuser(engine: str, request: pytest.FixtureRequest) -> None:
+    if engine == "vllm" and not request.node.get_closest_marker("every_engine"):
         pytest.skip("vLLM serves most of these fields, and words and numbers its refusals itself")
 
 
@@ -152,3 +152,30 @@ def test_refusals_leave_nothing_behind(worker: Worker) -> None:
     worker.await_metric("vllm:num_requests_running", 0)
     worker.await_metric("vllm:num_requests_waiting", 0)
     worker.await_metric("vllm:kv_cache_usage_perc", 0)
+
+
+@pytest.mark.every_engine
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"model": "other"}, 404),
+        ({"max_tokens": -1}, 400),
+        ({"max_tokens": "many"}, 400),
+        ({"max_tokens": 1_000_000}, 400),
+        ({"temperature": -1}, 400),
+        ({"top_p": 1.5}, 400),
+        ({"min_tokens": 5, "max_tokens": 4}, 400),
+        ({"prompt": [1] * 5000}, 400),
+        ({"prompt": []}, 400),
+        ({"stream": False, "stream_options": {"include_usage": True}}, 400),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_every_engine_refuses_has_its_status_and_is_an_error_object(
+    worker: Worker, fields: dict[str, object], status: int
+) -> None:
+    reply = worker.post("/v1/completions", {"prompt": "abc", "max_tokens": 2, **fields})
+    assert reply.status == status, reply.body
+    assert reply.body["error"]["message"]
+    assert worker.get("/health").status == 200
+    worker.await_metric("vllm:num_requests_running", 0)

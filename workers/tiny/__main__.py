@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 
 from conserve_workers.tiny.cli import parse_args
 from conserve_workers.tiny.errors import StartError
@@ -21,6 +22,9 @@ def main() -> int:
         logging.basicConfig(
             level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
+        if options.model not in ("smollm2", "random") and not Path(options.model).is_dir():
+            # Said at once, not after seconds of importing torch.
+            raise StartError(f"--model {options.model}: neither 'smollm2', nor 'random', nor a local folder")
         # OpenMP reads these when torch is imported, which the next import does.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
         from conserve_workers.tiny.server.serve import serve
