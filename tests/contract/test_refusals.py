@@ -177,5 +177,5 @@ def test_what_every_engine_refuses_has_its_status_and_is_an_error_object(
     reply = worker.post("/v1/completions", {"prompt": "abc", "max_tokens": 2, **fields})
     assert reply.status == status, reply.body
     assert reply.body["error"]["message"]
-    assert worker.get("/health").status == 200
+    assert worker.send("GET", "/health")[0] == 200
     worker.await_metric("vllm:num_requests_running", 0)
