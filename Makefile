@@ -19,7 +19,8 @@ PYTEST_ARGS ?=
 STRESS_ARGS ?=
 SEEDS ?= 10000
 CASES ?= 20000
-FUZZED := serde corpus spoiled no_byte only_the_intended strings_mean mutated
+FUZZ_S ?= 0
+FUZZED := serde corpus spoiled no_byte only_the_intended strings_mean mutated any_bytes
 TORCH ?= auto
 export TORCH
 
@@ -99,11 +100,14 @@ simulate-faults:  ## the router under faults in virtual time; SEEDS=10000
 	@CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 	    cargo test --locked --release --quiet --test simulation --target-dir target/simulation -- --seeds $(SEEDS)
 
-fuzz:  ## long runs of the parsers' properties over the corpus; CASES=20000
+fuzz:  ## long runs of the parsers' properties over the corpus; CASES=20000, again and again for FUZZ_S=0 seconds
 	@echo '==> fuzz, $(CASES) cases of each property'
-	@set -o pipefail; PROPTEST_CASES=$(CASES) CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-	    cargo test --locked --release --lib --target-dir target/simulation -- $(FUZZED) | tee target/fuzz.log
-	@! grep -q '^test result: ok. 0 passed' target/fuzz.log || { echo 'error: no property ran'; exit 1; }
+	@set -o pipefail; export PROPTEST_CASES=$(CASES) CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16; \
+	began=$$SECONDS; while :; do \
+	    cargo test --locked --release --lib --target-dir target/simulation -- $(FUZZED) | tee target/fuzz.log || exit 1; \
+	    ! grep -q '^test result: ok. 0 passed' target/fuzz.log || { echo 'error: no property ran'; exit 1; }; \
+	    (( SECONDS - began < $(FUZZ_S) )) || break; \
+	done
 
 stress: setup-dev  ## 2,000 conversations while workers die, through both doors; STRESS_ARGS
 	@echo '==> stress $(STRESS_ARGS)'

@@ -152,6 +152,7 @@ mod tests {
     use super::super::json::Scanner;
     use super::super::peek::{Endpoint, Limits, peek};
     use super::*;
+    use crate::tests::corpus::{BODIES, spoiled};
 
     const LIMITS: Limits = Limits {
         body_bytes: 1 << 20,
@@ -297,6 +298,25 @@ mod tests {
             })
     }
 
+    /// The members that no leg edits, however their names are spelled.
+    fn kept(body: &[u8]) -> Vec<(String, String)> {
+        const EDITED: [&str; 7] = [
+            "stream",
+            "stream_options",
+            "n",
+            "min_tokens",
+            "max_tokens",
+            "max_completion_tokens",
+            "kv_transfer_params",
+        ];
+        let mut all = members(std::str::from_utf8(body).expect("JSON is UTF-8"));
+        all.retain(|(name, _)| {
+            let name: Result<String, _> = serde_json::from_str(&format!("\"{name}\""));
+            !name.is_ok_and(|name| EDITED.contains(&name.as_str()))
+        });
+        all
+    }
+
     proptest! {
         #[test]
         fn only_the_intended_members_differ(body in spelled_body()) {
@@ -332,6 +352,17 @@ mod tests {
                 let as_it_came = before.iter().find(|member| member.0 == "stream_options");
                 prop_assert_eq!(options, as_it_came.map(|member| member.1.as_str()));
             }
+        }
+
+        #[test]
+        fn a_spoiled_body_keeps_every_byte_of_what_is_not_edited(bytes in spoiled(&BODIES)) {
+            let bytes = Bytes::from(bytes);
+            let Ok(found) = peek(&bytes, Endpoint::Chat, &LIMITS) else {
+                return Ok(());
+            };
+            let whole = kept(&bytes);
+            prop_assert_eq!(&kept(&prefill_body(&bytes, &found, Some(b"{}"))), &whole);
+            prop_assert_eq!(&kept(&decode_body(&bytes, &found, Some(b"{}"))), &whole);
         }
     }
 }

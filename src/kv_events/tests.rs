@@ -133,4 +133,34 @@ proptest! {
             prop_assert!(malformed.at <= with_head.len());
         }
     }
+
+    #[test]
+    fn a_spoiled_batch_names_no_more_blocks_than_it_has_bytes(
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+        length in any::<prop::sample::Index>(),
+        is_cut in any::<bool>(),
+    ) {
+        let hashes = [vec![0x92, 1], vec![0xcf, 0, 0, 0, 0, 0, 0, 1, 0]].concat();
+        let stored = [("block_hashes", hashes.clone()), ("medium", text("GPU")), ("session_id", text(KEY))];
+        let mut bytes = batch(&[
+            &event("BlockStored", &stored),
+            &event("BlockRemoved", &[("block_hashes", hashes)]),
+            &event("AllBlocksCleared", &[]),
+        ]);
+        for (place, byte) in edits {
+            let at = place.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if is_cut {
+            bytes.truncate(length.index(bytes.len()));
+        }
+        let named: usize = match decode(&bytes) {
+            Ok(events) => events.iter().map(|event| match event {
+                KvEvent::Stored { blocks, .. } | KvEvent::Removed { blocks } => blocks.len(),
+                KvEvent::Cleared => 1,
+            }).sum(),
+            Err(malformed) => malformed.at,
+        };
+        prop_assert!(named <= bytes.len());
+    }
 }
