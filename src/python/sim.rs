@@ -50,6 +50,7 @@ impl PySimWorkload {
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    /// How many there are.
     #[getter]
     fn conversations(&self) -> usize {
         self.0.len()
