@@ -212,6 +212,7 @@ def wishes(
     roles: Mapping[str, Role],
     *,
     kv_cache_bytes: int = 64 << 20,
+    max_model_len: int = MAX_MODEL_LEN,
     model: str = MODEL,
     served_model_name: str = NAME,
     flags: Sequence[str] = (),
@@ -228,7 +229,7 @@ def wishes(
             served_model_name=served_model_name,
             connector="none" if role == "both" else "nixl",
             block_size=BLOCK_SIZE,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
             kv_cache_bytes=kv_cache_bytes,
             # The model folder's own defaults for sampling would stand in for what a request does not say.
             flags=(

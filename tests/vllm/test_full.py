@@ -18,7 +18,7 @@ LARGE, SMALL = 1100, 600
 
 @pytest.fixture
 def door(forge: Forge, tmp_path: Path) -> Iterator[Door]:
-    forge.start(wishes({"small": "decoder"}, kv_cache_bytes=KV_BYTES))
+    forge.start(wishes({"small": "decoder"}, kv_cache_bytes=KV_BYTES, max_model_len=1536))
     try:
         with door_over(forge, tmp_path / "door.log", decoders=["small"], queue_timeout_s=2) as made:
             yield made
