@@ -56,6 +56,7 @@ impl PySimWorkload {
         self.0.len()
     }
 
+    /// Turns of all conversations.
     #[getter]
     fn turns(&self) -> usize {
         self.0.turns()
