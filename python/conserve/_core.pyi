@@ -308,8 +308,9 @@ class Router:
         say `give_up_events`. KeyError for an unknown worker, ValueError for what is no batch.
         """
     def give_up_events(self, worker: int | str, number: int, /) -> None:
-        """The batches of KV events before `number` cannot be had any more: what the worker's cache holds is unknown until
-        it is emptied. KeyError for an unknown worker.
+        """Batches of KV events before `number` are lost: what the worker's cache holds is unknown until it is emptied.
+
+        KeyError for an unknown worker.
         """
     def charge(self, worker: int, /, *, prefill_uj: int = 0, decode_uj: int = 0) -> tuple[int, int]:
         """Charge the turns that prefill and those that decode at a worker now for energy it used, each an equal part.

@@ -339,8 +339,9 @@ impl PyRouter {
         }
     }
 
-    /// The batches of KV events before `number` cannot be had any more: what the worker's cache holds is unknown until it
-    /// is emptied. KeyError for an unknown worker.
+    /// Batches of KV events before `number` are lost: what the worker's cache holds is unknown until it is emptied.
+    ///
+    /// `KeyError` for an unknown worker.
     #[pyo3(signature = (worker, number, /))]
     fn give_up_events(&self, worker: WorkerName, number: u64) -> PyResult<()> {
         let worker = worker.find(&self.shell)?;
