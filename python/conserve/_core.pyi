@@ -1009,7 +1009,7 @@ class SimResult:
     """
 
     def turns(self) -> _TurnColumns:
-        """The turns, by column. Where the time to the first token went is in line_s to transfer_s; a gap is between tokens."""
+        """The turns, by column. Where the time to the first token went is in `line_s` to `transfer_s`; a gap is between tokens."""
     def conversations(self) -> _ConversationColumns:
         """The conversations, by column.
 

@@ -100,7 +100,7 @@ fn place(engine: Option<usize>) -> i64 {
 
 #[pymethods]
 impl PySimResult {
-    /// One entry for each turn, by column.
+    /// The turns, by column. Where the time to the first token went is in `line_s` to `transfer_s`; a gap is between tokens.
     fn turns<'py>(&self, py: Python<'py>) -> Columns<'py> {
         columns!(py, &self.0.turns;
             conversation, turn, ready_s, admitted_s, prefill_start_s, prefill_end_s, transfer_end_s,
@@ -112,7 +112,7 @@ impl PySimResult {
         )
     }
 
-    /// One entry for each conversation, by column.
+    /// The conversations, by column.
     fn conversations<'py>(&self, py: Python<'py>) -> Columns<'py> {
         columns!(py, &self.0.conversations;
             arrival_s, admitted_s, done_s, ttfet_s, tool_s, turns_done, handoffs, moves;
@@ -120,7 +120,7 @@ impl PySimResult {
         )
     }
 
-    /// One entry for each engine, by column; joules and seconds by phase.
+    /// The engines, by column. `window_joules` is NaN without an energy window.
     fn engines<'py>(&self, py: Python<'py>) -> Columns<'py> {
         let rows = &self.0.engines;
         let made: Columns<'py> = columns!(py, rows;
@@ -170,18 +170,20 @@ impl PySimResult {
         Ok(made)
     }
 
-    /// What happened, if the scenario asked for events: seconds and words.
+    /// What happened, seconds and words, if the scenario asked for events.
     #[getter]
     fn events(&self) -> Vec<(f64, &str)> {
         let events = self.0.events.iter();
         events.map(|event| (event.at_s, &*event.what)).collect()
     }
 
+    /// The policy that the router ran.
     #[getter]
     fn policy(&self) -> &str {
         &self.0.policy
     }
 
+    /// When the run ended.
     #[getter]
     fn end_s(&self) -> f64 {
         self.0.end_s

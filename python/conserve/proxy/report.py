@@ -34,7 +34,11 @@ class Report:
             started = None if start is None else float(start[1])
         except ValueError:
             started = None
-        return cls(started, usable if usable is not None and usable > 0 else None, None if size is None else int(size))
+        return cls(
+            started,
+            usable if usable is not None and usable > 0 else None,
+            None if size is None else int(size),
+        )
 
     def restarted(self, later: Report) -> bool:
         """Whether `later` comes from another process than this one."""
