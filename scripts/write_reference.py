@@ -121,7 +121,8 @@ def settings_page() -> str:
         "Each setting `name` is an argument of `conserve.Settings`, an option of `conserve serve`, and the variable\n"
         "`CONSERVE_NAME`; arguments and options win. What is secret is a variable only. Times are in seconds, sizes in bytes.\n\n"
         "A worker is written `URL[,key=value...]` with the keys `name`, `tier`, `kv_blocks`, `block_size`, `max_model_len`,\n"
-        "`prefill_backlog_tokens`, `gpus` (`0+1`) and, for a prefiller under the connector `mooncake`, `bootstrap` and `engine_id`. Give the\n"
+        "`prefill_backlog_tokens`, `gpus` (`0+1`), `kv_events` and `kv_replay` (ZeroMQ endpoints like `tcp://d0:5557`: where vLLM\n"
+        "publishes its KV events, and where it repeats those that were missed) and, for a prefiller under the connector `mooncake`, `bootstrap` and `engine_id`. Give the\n"
         "option once for each worker; in the variable, separate workers with spaces.\n\n"
         + table(("setting", "option", "default", "takes", "meaning"), rows)
     )

@@ -24,6 +24,7 @@ Role: TypeAlias = Literal["prefiller", "decoder", "both"]
 
 _NUMBERS: Final = ("kv_blocks", "block_size", "max_model_len", "prefill_backlog_tokens")
 _TEXTS: Final = ("name", "tier", "bootstrap", "engine_id")
+_SOCKETS: Final = ("kv_events", "kv_replay")
 _OF_WORKER: Final = ("name", "tier", *_NUMBERS)
 _MEANINGLESS: Final[dict[Role, tuple[str, ...]]] = {
     "prefiller": ("kv_blocks", "block_size"),
@@ -47,6 +48,10 @@ class WorkerAt:
     """Of a prefiller, for connector mooncake: the address of its bootstrap server."""
     engine_id: str | None = None
     """Of a prefiller, for connector mooncake: what the transfer layer calls it."""
+    kv_events: str | None = None
+    """Where it publishes its KV events (ZeroMQ): `kv_events=tcp://d0:5557`."""
+    kv_replay: str | None = None
+    """Where it repeats those that were missed."""
     gpus: tuple[int, ...] = ()
     """The GPUs of this machine that it runs on, written `gpus=0+1`, so that their energy is counted as its own."""
 
@@ -69,10 +74,16 @@ class WorkerAt:
                         f"worker {url}: gpus takes indices joined by '+', like 0+1, not {value!r}"
                     )
                 values[key] = tuple(dict.fromkeys(map(int, value.split("+"))))
+            elif key in _SOCKETS:
+                if not re.fullmatch(r"tcp://[^\s*]+:\d{1,5}|ipc://\S+", value):
+                    raise ValueError(
+                        f"worker {url}: {key} takes tcp://host:port or ipc://path, not {value!r}"
+                    )
+                values[key] = value
             elif key in _TEXTS and value:
                 values[key] = value
             else:
-                known = ", ".join((*_TEXTS, *_NUMBERS, "gpus"))
+                known = ", ".join((*_TEXTS, *_NUMBERS, *_SOCKETS, "gpus"))
                 raise ValueError(f"worker {url}: {option!r} is no option; known: {known}, each as key=value")
         return cls(url.rstrip("/"), **values)
 
@@ -81,6 +92,10 @@ class WorkerAt:
         for key in _MEANINGLESS[role]:
             if getattr(self, key) is not None:
                 raise ConfigError(f"{role} {self.url}: {key} means nothing for a {role}", key=key)
+        if self.kv_replay is not None and self.kv_events is None:
+            raise ConfigError(
+                f"{role} {self.url}: kv_replay means nothing without kv_events", key="kv_replay"
+            )
         given = {key: value for key in _OF_WORKER if (value := getattr(self, key)) is not None}
         kinds: dict[Role, Callable[..., Prefiller | Decoder | Worker]] = {
             "prefiller": Prefiller,

@@ -29,7 +29,7 @@ class VllmWorker:
     `handoff_port` is the connector's own port (NIXL's side channel, Mooncake's bootstrap server), `handoff_folder` the
     folder of one that hands files over, `engine_id` what the transfer layer calls the worker, `connector_extra` what else its
     extra config says. `events_port` turns KV events
-    on. Sizes are in tokens or bytes. `flags` come last, so that they win over a preset; in them and in `env`, `{host}`,
+    on, `replay_port` lets who missed some have them again. Sizes are in tokens or bytes. `flags` come last, so that they win over a preset; in them and in `env`, `{host}`,
     `{handoff_port}`, `{handoff_folder}` and `{engine_id}` are filled in.
     """
 
@@ -45,6 +45,7 @@ class VllmWorker:
     engine_id: str | None = None
     connector_extra: Mapping[str, object] = field(default_factory=dict)
     events_port: int | None = None
+    replay_port: int | None = None
     gpus: tuple[int, ...] = ()
     block_size: int | None = None
     max_model_len: int | None = None
@@ -66,12 +67,15 @@ def argv(worker: VllmWorker) -> tuple[str, ...]:
     if worker.connector != "none":
         given += ["--kv-transfer-config", json.dumps(_transfer(worker, preset), separators=(",", ":"))]
     if worker.events_port is not None:
-        events = {
+        events: dict[str, object] = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": f"tcp://{worker.host}:{worker.events_port}",
+            # vLLM listens at wildcards only; to any other address it would connect.
+            "endpoint": f"tcp://*:{worker.events_port}",
             "topic": f"kv@{worker.port}",
         }
+        if worker.replay_port is not None:
+            events["replay_endpoint"] = f"tcp://*:{worker.replay_port}"
         given += ["--kv-events-config", json.dumps(events, separators=(",", ":"))]
     return (*given, *(fill(flag, _blanks(worker)) for flag in worker.flags))
 

@@ -18,6 +18,7 @@ import aiohttp
 from conserve.errors import ConfigError
 from conserve.settings import Role, Settings, WorkerAt
 
+from .events import Ears
 from .report import Report
 from .upstream import TooLargeError, Upstreams, said
 
@@ -41,6 +42,7 @@ class Watched:
 
     __slots__ = (
         "at",
+        "events",
         "failures",
         "id",
         "last_error",
@@ -62,6 +64,7 @@ class Watched:
         self.last_error: str | None = None
         self.models: list[dict[str, Any]] = []
         self.report = Report()
+        self.events: asyncio.Task[None] | None = None
         self.warned: set[str] = set()
 
     @property
@@ -79,6 +82,7 @@ class Watch:
         self._settings = settings
         self._upstreams: Upstreams | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._ears = Ears(router)
         self._headers: dict[str, str] = {}
         if settings.worker_key is not None:
             self._headers["authorization"] = f"Bearer {settings.worker_key.get_secret_value()}"
@@ -86,6 +90,8 @@ class Watch:
         known: dict[str, Watched] = {}
         for role, at in settings.workers():
             at.worker(role)
+            if at.kv_events is not None:
+                Ears.require(at.url)
             if at.url in known:
                 raise ConfigError(
                     f"worker {at.url} is given twice; one that prefills and decodes goes under both"
@@ -111,11 +117,15 @@ class Watch:
         self._tasks = [asyncio.create_task(self._keep_probing(watched)) for watched in self.workers]
 
     async def stop(self) -> None:
-        """Stop probing."""
-        for task in self._tasks:
+        """Stop probing and hearing."""
+        tasks = self._tasks + [each.events for each in self.workers if each.events is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
+        for watched in self.workers:
+            watched.events = None
+        self._ears.close()
 
     def models(self) -> list[dict[str, Any]]:
         """The models of the workers that have joined, each once, with the smallest `max_model_len` told for it."""
@@ -190,6 +200,7 @@ class Watch:
         if watched.id is not None:
             logger.warning("%s (worker %d) is lost: %s", watched.label, watched.id, why)
             self._router.lose(watched.id, reason=reason)
+            self._follow_no_more(watched)
             watched.id = None
             watched.models = []
             self._tell_models()
@@ -200,6 +211,7 @@ class Watch:
             return False
         if watched.id not in self._health():
             logger.warning("%s (worker %d) was lost in use and answers again", watched.label, watched.id)
+            self._follow_no_more(watched)
             watched.id = None
             return True
         if watched.report.restarted(report):
@@ -222,11 +234,25 @@ class Watch:
         lengths = [card["max_model_len"] for card in watched.models if "max_model_len" in card]
         if lengths:
             self._router.observe(watched.id, max_model_len=max(lengths))
+        self._follow(watched, watched.id)
         if joined:
             self._tell_models()
             told = report.describe(watched.models)
             logger.info("%s joined as worker %d at %s: %s", watched.label, watched.id, watched.at.url, told)
         self._warn(watched)
+
+    def _follow(self, watched: Watched, worker: int) -> None:
+        """Hear the KV events of a worker that is there, unless they are heard already."""
+        at = watched.at
+        if at.kv_events is not None and watched.events is None:
+            heard = self._ears.follow(worker, label=watched.label, events=at.kv_events, replay=at.kv_replay)
+            watched.events = asyncio.create_task(heard)
+            watched.events.add_done_callback(lambda task: _say_failure(task, watched.label))
+
+    def _follow_no_more(self, watched: Watched) -> None:
+        if watched.events is not None:
+            watched.events.cancel()
+            watched.events = None
 
     def _suspected(self, worker: int) -> bool:
         return self._health().get(worker) == "suspect"
@@ -259,6 +285,11 @@ class Watch:
                 "%s does not tell its KV capacity (vllm:cache_config_info): it gets no conversations; give kv_blocks",
                 watched.label,
             )
+
+
+def _say_failure(task: asyncio.Task[None], label: str) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s: its KV events are followed no more", label, exc_info=error)
 
 
 class _UnhealthyError(Exception):

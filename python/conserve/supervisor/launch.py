@@ -116,8 +116,10 @@ def _lay_out(fleet: FleetFile, ports: Ports) -> Iterator[_Laid]:
         "http": fleet.first_port,
         "handoff": fleet.first_handoff_port,
         "events": fleet.first_events_port,
+        "replay": 0,
     }
     keys = {"http": "first_port", "handoff": "first_handoff_port", "events": "first_events_port"}
+    keys["replay"] = keys["events"]
     after = dict.fromkeys(firsts, 0)
     counts = dict.fromkeys(_LETTERS, 0)
     for tier in fleet.tiers:
@@ -125,7 +127,7 @@ def _lay_out(fleet: FleetFile, ports: Ports) -> Iterator[_Laid]:
         if fleet.connector not in ("none", "example"):
             wanted["handoff"] = tier.ranks
         if fleet.first_events_port is not None and tier.engine == "vllm":
-            wanted["events"] = 1
+            wanted["events"] = wanted["replay"] = 1
         for place in range(tier.count):
             name = f"{_LETTERS[tier.role]}{counts[tier.role]}"
             counts[tier.role] += 1
@@ -165,6 +167,7 @@ def _vllm_fields(fleet: FleetFile, each: _Laid) -> dict[str, Any]:
         "handoff_folder": fleet.handoff_folder,
         "engine_id": _engine_id(each),
         "events_port": each.ports.get("events"),
+        "replay_port": each.ports.get("replay"),
         "gpus": tier.gpus_of(each.place),
         "block_size": fleet.block_size,
         "max_model_len": fleet.max_model_len,
@@ -237,7 +240,12 @@ def _router(fleet: FleetFile, workers: Sequence[Planned], *, host: str, port: in
         said["connector_shape"] = fleet.declared.shape
     for each in workers:
         gpus = f",gpus={'+'.join(map(str, each.gpus))}" if each.gpus else ""
-        said_of = f"{each.url},name={each.spec.name},tier={each.tier}{gpus}{_peer(fleet, each)}"
+        events = "".join(
+            f",{key}=tcp://{_bracketed(fleet.host)}:{each.ports[use]}"
+            for key, use in (("kv_events", "events"), ("kv_replay", "replay"))
+            if use in each.ports
+        )
+        said_of = f"{each.url},name={each.spec.name},tier={each.tier}{gpus}{_peer(fleet, each)}{events}"
         argv += [_OPTION[each.role], said_of]
     env = {
         f"CONSERVE_{key.upper()}": _as_variable(value)

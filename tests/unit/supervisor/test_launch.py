@@ -133,7 +133,11 @@ def test_a_connector_of_ones_own_reaches_workers_and_router() -> None:
 def test_events_get_ports_when_asked_for() -> None:
     made = planned("first_events_port = 5700\n" + GOOD)
     config = json.loads(after(made.workers[2].spec.argv, "--kv-events-config"))
-    assert config["endpoint"] == "tcp://127.0.0.1:5702"
+    assert config["endpoint"] == "tcp://*:5702", "at any other address vLLM does not listen"
+    replay = made.workers[2].ports["replay"]
+    assert config["replay_endpoint"] == f"tcp://*:{replay}"
+    told = f",kv_events=tcp://127.0.0.1:5702,kv_replay=tcp://127.0.0.1:{replay}"
+    assert [word for word in made.router.argv if word.endswith(told)]
 
 
 def test_ports_that_the_system_chooses_differ() -> None:
