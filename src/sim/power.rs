@@ -14,6 +14,9 @@ use super::preset::Constants;
 use super::scenario::PowerSpec;
 
 const SLOWEST: f64 = 0.25;
+/// Share of its window that a cap does not wait for: steps that fill a window exactly end it, however
+/// their sum was rounded.
+const WINDOW_SLACK: f64 = 1e-6;
 
 /// What an engine is doing, for its accounts; in the order of `EngineRow::PHASES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,7 +192,7 @@ impl Governor {
         if now < self.next {
             return;
         }
-        self.next = now + self.watts.window_s;
+        self.next = now + self.watts.window_s * (1.0 - WINDOW_SLACK);
         for class in 0..self.classes.len() {
             let Governed { seen, .. } = self.classes[class];
             if seen.compute + seen.memory + seen.host > 0.0 {

@@ -154,6 +154,12 @@ fn runs_of_steps_advanced_at_once_equal_the_steps_one_by_one() {
             r#"{"role": "both", "cost": {"hide_overhead": true, "overhead_s": 0.012}}"#.to_owned(),
         ),
         (
+            "steps that fill a cap's window exactly",
+            r#"{"role": "both", "power": {"cap_w": 150},
+                "cost": {"hide_overhead": true, "overhead_s": 0.02}}"#
+                .to_owned(),
+        ),
+        (
             "a chunk target",
             r#"{"role": "both", "chunk_target_s": 0.03}"#.to_owned(),
         ),
