@@ -1,0 +1,119 @@
+"""Compare policies in the simulator: the same conversations, arrivals and GPUs for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from conserve.errors import ConfigError
+from conserve.sim.compare import POLICIES, Fleet, Outcome, Plan, compare
+from conserve.sim.stats import Interval
+from conserve.sim.workload import WORKLOADS, traces_dir
+
+__all__ = ["sim"]
+
+_MISUSED = 2
+
+
+def sim(
+    trace: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")] = "swe-agent",
+    policy: Annotated[
+        str, typer.Option(help=f"Separated by commas, of {', '.join(POLICIES)}.")
+    ] = "strict,collocated",
+    rate: Annotated[float, typer.Option(help="Conversations per second, Poisson.")] = 0.3,
+    fleet: Annotated[str, typer.Option(help="Prefillers and decoders.")] = "1P3D",
+    preset: Annotated[str, typer.Option(help="GPU and model, as in the guide.")] = "a40",
+    conversations: Annotated[int, typer.Option(min=1, help="In each run.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 10,
+    traces: Annotated[
+        Path | None, typer.Option(help="Folder of recorded traces; without one they are generated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False,
+) -> None:
+    """Compare policies in the simulator: the same conversations, arrivals and GPUs for each.
+
+    Exit status: 0; 2 an option is wrong.
+    """
+    try:
+        plan = Plan(
+            workload=trace,
+            policies=tuple(name.strip() for name in policy.split(",")),
+            rate_per_s=rate,
+            fleet=Fleet.read(fleet, preset=preset),
+            conversations=conversations,
+            seeds=seeds,
+            traces=traces or traces_dir(),
+        )
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("simulating")
+            outcomes = compare(plan, done=lambda done, of: progress.update(task, completed=done, total=of))
+    except ConfigError as error:
+        Console(stderr=True).print(f"conserve sim: {error}", markup=False, highlight=False)
+        raise typer.Exit(_MISUSED) from None
+    if as_json:
+        print(json.dumps([_plain(outcome) for outcome in outcomes]))
+    else:
+        Console().print(_table(plan, outcomes))
+
+
+def _table(plan: Plan, outcomes: list[Outcome]) -> Table:
+    source = "recorded" if plan.traces else "generated, not recorded"
+    title = f"{plan.workload} ({source}), {plan.rate_per_s:g}/s, {plan.conversations} conversations, {plan.seeds} seeds"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("policy", no_wrap=True)
+    names = (
+        "p50 TTFET s",
+        "p95 TTFET s",
+        f"p95 against {plan.policies[0]}",
+        "p95 TTFT s",
+        "tokens/J",
+        "handoffs",
+    )
+    for name in (*names, "recomputed", "unstable"):
+        table.add_column(name, justify="right", no_wrap=name.startswith("p95 against"))
+    for one in outcomes:
+        table.add_row(
+            one.policy,
+            _number(one.ttfet_p50_s),
+            _number(one.ttfet_p95_s),
+            "—" if one.policy == plan.policies[0] else _percent(one.ttfet_p95_change),
+            _number(one.ttft_p95_s),
+            _number(one.tokens_per_j),
+            f"{one.handoffs:.2f}",
+            f"{one.recomputed_share:.1%}",
+            f"{one.unstable}/{plan.seeds}",
+        )
+    return table
+
+
+def _number(interval: Interval) -> str:
+    return "—" if math.isnan(interval.mean) else f"{interval.mean:.2f}"
+
+
+def _percent(interval: Interval) -> str:
+    if math.isnan(interval.mean):
+        return "—"
+    if math.isinf(interval.high):
+        return f"{interval.mean:+.1f} %"
+    return f"{interval.mean:+.1f} % [{interval.low:+.1f}, {interval.high:+.1f}]"
+
+
+def _plain(outcome: Outcome) -> dict[str, object]:
+    plain = dataclasses.asdict(outcome)
+    return {key: _finite(value) for key, value in plain.items()}
+
+
+def _finite(value: object) -> object:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,207 @@
+"""Policies side by side on one workload: the same conversations, arrivals and GPUs for each, repeated over seeds.
+
+Every GPU counts for every policy: those that use prefillers get the split that is asked for, the others the same number of
+workers that do both. A run that is not stable has no percentile; it is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from conserve.errors import ConfigError
+
+from .run import columns, simulate
+from .stats import Interval, mean_interval, paired_change, percentile
+from .workload import conversations, poisson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from conserve._core import SimResult
+
+__all__ = ["POLICIES", "SPLIT_POLICIES", "Fleet", "Outcome", "Plan", "compare"]
+
+SPLIT_POLICIES: Final = ("strict", "disaggregated", "ppd")
+"""Policies that need prefillers."""
+POLICIES: Final = (*SPLIT_POLICIES, "follow-kv", "collocated", "collocated-spread")
+
+_FLEET: Final = re.compile(r"(\d+)[pP](\d+)[dD]")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Equal GPUs, of which the first `prefillers` only compute prompts under policies that use prefillers."""
+
+    prefillers: int
+    decoders: int
+    preset: str = "a40"
+
+    @classmethod
+    def read(cls, text: str, *, preset: str = "a40") -> Fleet:
+        """The fleet written as `1P3D`.
+
+        Raises:
+            ConfigError: it is not written like that, or lacks prefillers or decoders.
+        """
+        found = _FLEET.fullmatch(text)
+        if found is None or "0" in found.groups():
+            raise ConfigError(
+                f"fleet is {text!r}; write prefillers and decoders, at least one of each, as 1P3D"
+            )
+        return cls(int(found[1]), int(found[2]), preset)
+
+    def engines(self, policy: str) -> list[dict[str, str]]:
+        """The workers under `policy`, as a scenario names them."""
+        roles = ["prefiller"] * self.prefillers + ["decoder"] * self.decoders
+        if policy not in SPLIT_POLICIES:
+            roles = ["both"] * len(roles)
+        return [{"role": role, "preset": self.preset} for role in roles]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is compared. The first policy is what the others are compared with."""
+
+    workload: str
+    policies: tuple[str, ...]
+    rate_per_s: float
+    fleet: Fleet
+    conversations: int = 200
+    seeds: int = 10
+    traces: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what could not be run, naming the option."""
+        for policy in self.policies:
+            if policy not in POLICIES:
+                raise ConfigError(f"policy is {policy!r}; choose from {', '.join(POLICIES)}")
+        if not self.policies:
+            raise ConfigError("no policy is given")
+        if self.seeds < 1:
+            raise ConfigError(f"seeds is {self.seeds}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One policy over all seeds; times in seconds, NaN where no seed was stable."""
+
+    policy: str
+    ttfet_p50_s: Interval
+    ttfet_p95_s: Interval
+    ttft_p95_s: Interval
+    tokens_per_j: Interval
+    handoffs: float
+    """For each conversation."""
+    recomputed_share: float
+    """Of all prompt tokens that were computed."""
+    unstable: int
+    """Seeds whose backlog grew while conversations arrived, or that did not finish."""
+    ttfet_p95_change: Interval
+    """Against the first policy, in percent, over the seeds in which both were stable."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    stable: bool
+    ttfet_p50_s: float
+    ttfet_p95_s: float
+    ttft_p95_s: float
+    tokens_per_j: float
+    handoffs: float
+    recomputed: int
+    computed: int
+
+
+def compare(plan: Plan, *, done: Callable[[int, int], None] | None = None) -> list[Outcome]:
+    """Runs every policy over every seed, on all cores; `done` hears how many of how many runs are over.
+
+    Raises:
+        ConfigError: the workload, the rate or the fleet cannot be.
+    """
+    cells = [(policy, seed) for seed in range(1, plan.seeds + 1) for policy in plan.policies]
+    runs: dict[tuple[str, int], _Run] = {}
+    # The core lets go of the GIL while it runs.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for cell, run in zip(cells, pool.map(lambda cell: _one(plan, *cell), cells), strict=True):
+            runs[cell] = run
+            if done is not None:
+                done(len(runs), len(cells))
+    return [_outcome(plan, policy, runs) for policy in plan.policies]
+
+
+def _one(plan: Plan, policy: str, seed: int) -> _Run:
+    tasks = conversations(plan.workload, plan.conversations, seed=seed, traces=plan.traces)
+    arrivals = poisson(len(tasks), rate_per_s=plan.rate_per_s, seed=seed)
+    workload = columns(tasks, arrivals_s=arrivals, shared_prefix=True)
+    # Without this, idle conversations can wait for each other's blocks for ever.
+    scenario = {
+        "engines": plan.fleet.engines(policy),
+        "policy": {"name": policy},
+        "router": {"evict_idle": True},
+    }
+    return _read(simulate(scenario, workload, seed=seed))
+
+
+def _read(result: SimResult) -> _Run:
+    turns, told, engines, counters = (
+        result.turns(),
+        result.conversations(),
+        result.engines(),
+        result.counters(),
+    )
+    diagnosis = result.diagnosis()
+    waits = [first - ready for first, ready in zip(turns["first_token_s"], turns["ready_s"], strict=True)]
+    phases = (
+        engines["prefill_j"],
+        engines["mixed_j"],
+        engines["decode_j"],
+        engines["idle_j"],
+        engines["parked_j"],
+    )
+    joules = math.fsum(math.fsum(phase) for phase in phases)
+    return _Run(
+        stable=diagnosis["outcome"] == "finished" and not diagnosis["unstable"],
+        ttfet_p50_s=percentile(told["ttfet_s"], 50),
+        ttfet_p95_s=percentile(told["ttfet_s"], 95),
+        ttft_p95_s=percentile(waits, 95),
+        tokens_per_j=sum(engines["generated_tokens"]) / joules if joules else math.nan,
+        handoffs=counters["handoffs"] / len(told["ttfet_s"]),
+        recomputed=sum(engines["recomputed_tokens"]),
+        computed=sum(engines["prefill_tokens"]),
+    )
+
+
+def _outcome(plan: Plan, policy: str, runs: dict[tuple[str, int], _Run]) -> Outcome:
+    seeds = range(1, plan.seeds + 1)
+    own = [runs[policy, seed] for seed in seeds]
+    stable = [run for run in own if run.stable]
+    base = [runs[plan.policies[0], seed] for seed in seeds]
+    pairs = [(run, other) for run, other in zip(own, base, strict=True) if run.stable and other.stable]
+    computed = sum(run.computed for run in own)
+    return Outcome(
+        policy=policy,
+        ttfet_p50_s=_mean(run.ttfet_p50_s for run in stable),
+        ttfet_p95_s=_mean(run.ttfet_p95_s for run in stable),
+        ttft_p95_s=_mean(run.ttft_p95_s for run in stable),
+        tokens_per_j=_mean(run.tokens_per_j for run in stable),
+        handoffs=math.fsum(run.handoffs for run in own) / len(own),
+        recomputed_share=sum(run.recomputed for run in own) / computed if computed else 0.0,
+        unstable=len(own) - len(stable),
+        ttfet_p95_change=_change(
+            [run.ttfet_p95_s for run, _ in pairs], [run.ttfet_p95_s for _, run in pairs]
+        ),
+    )
+
+
+def _mean(values: Iterator[float]) -> Interval:
+    return mean_interval(list(values))
+
+
+def _change(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    return paired_change(ours, theirs)

@@ -1,0 +1,70 @@
+"""Policies side by side: the same GPUs and arrivals, the same numbers for the same seeds, and no percentile for what is not stable."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from conserve import ConfigError
+from conserve.cli import main
+from conserve.sim.compare import POLICIES, Fleet, Plan, compare
+
+
+def plan(policies: tuple[str, ...], *, rate_per_s: float = 0.2, seeds: int = 2) -> Plan:
+    return Plan("swe-agent", policies, rate_per_s, Fleet(1, 2), conversations=30, seeds=seeds)
+
+
+def test_every_policy_runs_on_as_many_gpus() -> None:
+    fleet = Fleet.read("1P3D")
+    assert [engine["role"] for engine in fleet.engines("strict")] == [
+        "prefiller",
+        "decoder",
+        "decoder",
+        "decoder",
+    ]
+    assert [engine["role"] for engine in fleet.engines("collocated")] == ["both"] * 4
+    for text in ("3", "0P3D", "1P0D", "P3D"):
+        with pytest.raises(ConfigError, match="as 1P3D"):
+            Fleet.read(text)
+
+
+def test_handoffs_are_those_that_each_policy_makes() -> None:
+    told = {one.policy: one for one in compare(plan(POLICIES))}
+    turns = told["disaggregated"].handoffs
+    assert told["strict"].handoffs == 1
+    assert told["collocated"].handoffs == told["collocated-spread"].handoffs == 0
+    assert 1 < told["ppd"].handoffs < turns, "only long turns"
+    assert told["collocated-spread"].recomputed_share > told["collocated"].recomputed_share
+    assert all(one.unstable == 0 for one in told.values())
+
+
+def test_the_same_seeds_give_the_same_numbers() -> None:
+    assert compare(plan(("strict", "follow-kv"))) == compare(plan(("strict", "follow-kv")))
+
+
+def test_a_policy_does_not_differ_from_itself() -> None:
+    same, again = compare(plan(("strict", "strict")))
+    assert (again.ttfet_p95_change.mean, again.ttfet_p95_change.low) == (0, 0)
+    assert same.ttfet_p95_s == again.ttfet_p95_s
+
+
+def test_an_overloaded_fleet_has_no_percentile() -> None:
+    [one] = compare(Plan("swebench", ("strict",), 20.0, Fleet(1, 1), conversations=120, seeds=1))
+    assert one.unstable == 1
+    assert math.isnan(one.ttfet_p95_s.mean)
+
+
+def test_the_command_prints_numbers_that_a_program_can_read(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sim", "--policy", "strict", "--conversations", "20", "--seeds", "1", "--rate", "0.2", "--json"]
+    assert main(words) == 0
+    [one] = json.loads(capsys.readouterr().out)
+    assert one["policy"] == "strict"
+    assert one["handoffs"] == 1
+    assert one["ttfet_p95_s"]["high"] is None, "one seed has no interval, and JSON no infinity"
+
+
+def test_the_command_names_a_wrong_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", "--policy", "strict,ampd"]) == 2
+    assert "policy is 'ampd'" in capsys.readouterr().err
