@@ -21,7 +21,11 @@ async def storm(workers: list[MockProcess], chance: random.Random, mishaps: Coun
         worker = chance.choice(workers)
         if chance.random() < 0.5:
             mishaps["killed and restarted"] += 1
-            await asyncio.shield(_kill(worker, chance.uniform(*DOWN_S)))
+            begun = asyncio.create_task(_kill(worker, chance.uniform(*DOWN_S)))
+            try:
+                await asyncio.shield(begun)
+            finally:
+                await begun
         else:
             mishaps["stopped and resumed"] += 1
             worker.stop()
