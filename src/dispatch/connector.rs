@@ -249,11 +249,16 @@ pub(crate) struct Handoff {
 impl Handoff {
     /// What is added to the decode request, if anything is; stale when it is as old as the lease or older.
     pub(crate) fn params(&self, lease: Duration, now: Timestamp) -> Result<Option<&Bytes>, Stale> {
-        if now.since(self.taken_at) < lease {
-            Ok(self.params.as_ref())
-        } else {
+        if self.is_stale(lease, now) {
             Err(Stale)
+        } else {
+            Ok(self.params.as_ref())
         }
+    }
+
+    /// As old as the lease, or older.
+    pub(crate) fn is_stale(&self, lease: Duration, now: Timestamp) -> bool {
+        now.since(self.taken_at) >= lease
     }
 
     /// When the prefiller began to keep the KV, at the latest.

@@ -159,9 +159,9 @@ pub fn load_failure(stream: bool) -> String {
     }
 }
 
-/// What the answer to a prompt is, if it was computed right.
-pub fn text_for(messages: &str) -> String {
-    format!("answer {:016x} é", hash(messages))
+/// What the answer to a prompt is, if it was computed right: it follows from the hash of the messages alone.
+pub fn text_for(prompt: u64) -> String {
+    format!("answer {prompt:016x} é")
 }
 
 pub fn hash(text: &str) -> u64 {

@@ -20,7 +20,7 @@ from .stats import Interval, mean_interval, paired_change, percentile
 from .workload import conversations, poisson
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from conserve._core import SimResult
@@ -193,7 +193,7 @@ def _outcome(plan: Plan, policy: str, runs: dict[tuple[str, int], _Run]) -> Outc
         handoffs=math.fsum(run.handoffs for run in own) / len(own),
         recomputed_share=sum(run.recomputed for run in own) / computed if computed else 0.0,
         unstable=len(own) - len(stable),
-        ttfet_p95_change=_change(
+        ttfet_p95_change=paired_change(
             [run.ttfet_p95_s for run, _ in pairs], [run.ttfet_p95_s for _, run in pairs]
         ),
     )
@@ -201,7 +201,3 @@ def _outcome(plan: Plan, policy: str, runs: dict[tuple[str, int], _Run]) -> Outc
 
 def _mean(values: Iterator[float]) -> Interval:
     return mean_interval(list(values))
-
-
-def _change(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    return paired_change(ours, theirs)

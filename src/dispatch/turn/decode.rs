@@ -200,7 +200,7 @@ impl Dispatch {
         let router = &self.shared.router;
         decoding.handoff.as_ref().is_some_and(|handoff| {
             let since = handoff.taken_at();
-            handoff.params(self.shared.config.lease, now).is_err()
+            handoff.is_stale(self.shared.config.lease, now)
                 && (router.pulse().stopped_since(since, now)
                     || router.doubted_since(decoding.turn.route().decoder.id, since))
         })

@@ -30,7 +30,7 @@ impl Dispatch {
         }
         let handoff = listening.decoding.handoff.as_ref();
         if seen.token
-            && handoff.is_some_and(|handoff| handoff.params(self.shared.config.lease, now).is_err())
+            && handoff.is_some_and(|handoff| handoff.is_stale(self.shared.config.lease, now))
         {
             // Pulled in time, it would have said something by now (I10).
             return self.distrust(listening.decoding, now);
