@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conserve._core import SimResult, SimWorkload
 from conserve._core import simulate as _simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from .workload import Conversation
+    from .workload import Conversation, TurnRecord
 
 __all__ = ["SimResult", "SimWorkload", "columns", "simulate"]
 
@@ -32,7 +33,7 @@ def columns(
     """
     if len(arrivals_s) != len(conversations):
         raise ValueError(f"{len(arrivals_s)} arrival times for {len(conversations)} conversations")
-    turns = [turn for conversation in conversations for turn in conversation.turns]
+    turns = [turn for conversation in conversations for turn in _sent(conversation)]
     marked = [
         index == conversation.visible_turn or turn.visible
         for conversation in conversations
@@ -56,6 +57,23 @@ def columns(
         prefix_id=[0 if head else -1 for head in heads],
         prefix_tokens=heads,
     )
+
+
+def _sent(conversation: Conversation) -> Iterator[TurnRecord]:
+    """The turns as an engine can meet them, with the prompts that were recorded.
+
+    A recorded call may have generated nothing: it is answered by one token. It may share more with an earlier prompt than the
+    one before it left: only the latest history is kept.
+    """
+    context = 0
+    for turn in conversation.turns:
+        reuse = min(turn.reuse_tokens, context)
+        output = max(1, turn.output_tokens)
+        sent = replace(
+            turn, append_tokens=turn.prompt_tokens - reuse, reuse_tokens=reuse, output_tokens=output
+        )
+        context = sent.context_tokens
+        yield sent
 
 
 def simulate(scenario: Mapping[str, object], workload: SimWorkload, *, seed: int) -> SimResult:

@@ -111,3 +111,17 @@ def test_the_guides_example_runs() -> None:
     joules = names["joules"]
     assert isinstance(joules, float)
     assert joules > 0
+
+
+def test_a_recorded_call_is_sent_as_an_engine_can_meet_it() -> None:
+    turns = (
+        TurnRecord(append_tokens=1_000, output_tokens=0),
+        TurnRecord(append_tokens=10, output_tokens=5, reuse_tokens=2_000, reset=True),
+    )
+    workload = columns([conversation(*turns)], arrivals_s=[0.0])
+    result = simulate({"engines": [{"role": "both"}]}, workload, seed=1)
+    rows = result.turns()
+    assert list(rows["output_tokens"]) == [1, 5], "a call that generated nothing is answered by a token"
+    assert list(rows["prompt_tokens"]) == [1_000, 2_010], "the prompt is the recorded one"
+    # 1,001 tokens of history, of which 1,000 have KV: 62 whole blocks.
+    assert rows["cached_tokens"][1] <= 992
