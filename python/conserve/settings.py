@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -276,6 +277,17 @@ class Settings(BaseSettings):
             super().__init__(**values)  # type: ignore[arg-type]
         except ValidationError as cause:
             raise _config_error(cause) from None
+
+    @classmethod
+    def misspelt(cls, environment: Mapping[str, str]) -> Iterator[str]:
+        """A sentence for each variable that names no setting and looks like one."""
+        prefix = str(cls.model_config.get("env_prefix"))
+        names = [f"{prefix}{name.upper()}" for name in cls.model_fields]
+        for variable in sorted(environment):
+            if not variable.upper().startswith(prefix) or variable.upper() in names:
+                continue
+            if meant := get_close_matches(variable.upper(), names, n=1, cutoff=0.85):
+                yield f"{variable} is no setting and is ignored; did you mean {meant[0]}?"
 
     def workers(self) -> list[tuple[Role, WorkerAt]]:
         """Every worker named here, with its role."""

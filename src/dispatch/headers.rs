@@ -12,11 +12,10 @@ use crate::units::ConversationKey;
 /// One header: name in lower case, value.
 pub type Header = (Bytes, Bytes);
 
-/// Headers that concern one connection, and those that a door writes itself.
-const OF_ONE_HOP: [&str; 12] = [
+/// Headers that concern one connection.
+pub(crate) const OF_ONE_HOP: [&str; 10] = [
     "connection",
-    "content-length",
-    "host",
+    "expect",
     "keep-alive",
     "proxy-authenticate",
     "proxy-authorization",
@@ -25,8 +24,10 @@ const OF_ONE_HOP: [&str; 12] = [
     "trailer",
     "transfer-encoding",
     "upgrade",
-    "expect",
 ];
+
+/// Headers that a door writes itself.
+const OF_THE_DOOR: [&str; 2] = ["content-length", "host"];
 
 /// The header that names a session to vLLM.
 const SESSION: &str = "x-session-id";
@@ -123,7 +124,10 @@ fn is(found: &Bytes, name: &str) -> bool {
 }
 
 fn is_of_one_hop(name: &Bytes, named: &[Bytes]) -> bool {
-    OF_ONE_HOP.iter().any(|hop| is(name, hop))
+    OF_ONE_HOP
+        .iter()
+        .chain(&OF_THE_DOOR)
+        .any(|hop| is(name, hop))
         || named.iter().any(|other| other.eq_ignore_ascii_case(name))
 }
 

@@ -31,7 +31,7 @@ mod connector;
 mod dispatcher;
 mod estimate;
 mod fingerprint;
-mod headers;
+pub(crate) mod headers;
 mod ident;
 mod json;
 mod peek;

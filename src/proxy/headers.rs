@@ -4,6 +4,7 @@ use bytes::BytesMut;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::dispatch::Header;
+use crate::dispatch::headers::OF_ONE_HOP;
 
 /// Names in lower case and values, cut from one buffer.
 pub(crate) fn from_map(map: &HeaderMap) -> Vec<Header> {
@@ -52,18 +53,7 @@ pub(crate) fn strip_hop(map: &mut HeaderMap) {
     for name in named {
         map.remove(name);
     }
-    for name in [
-        "connection",
-        "expect",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ] {
+    for name in OF_ONE_HOP {
         map.remove(name);
     }
 }

@@ -96,3 +96,10 @@ def test_an_option_without_meaning_for_the_role_is_refused() -> None:
 def test_every_setting_reaches_the_router_and_the_dispatcher(tmp_path: Path) -> None:
     settings = Settings(decoders="http://d0:1", queue_timeout_s=1, worker_key="k")
     settings.dispatcher(settings.router())
+
+
+def test_a_misspelt_variable_is_told_with_what_was_meant() -> None:
+    environment = {"CONSERVE_LOW_WATERMRK": "0.7", "CONSERVE_TRACES": "/t", "CONSERVE_POLICY": "strict", "HOME": "/"}
+    assert list(Settings.misspelt(environment)) == [
+        "CONSERVE_LOW_WATERMRK is no setting and is ignored; did you mean CONSERVE_LOW_WATERMARK?"
+    ]

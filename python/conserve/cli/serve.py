@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from conserve.settings import Settings
 __all__ = ["serve"]
 
 _WORKERS: Final = {"prefillers": "--prefiller", "decoders": "--decoder", "both": "--both"}
+_logger = logging.getLogger(__name__)
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -40,6 +42,8 @@ def _run(*, log_level: str, ready_file: Path | None, **given: object) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if ready_file is not None and not ready_file.absolute().parent.is_dir():
         _end(f"--ready-file {ready_file}: there is no folder {ready_file.absolute().parent}")
+    for warning in Settings.misspelt(os.environ):
+        _logger.warning(warning)
     try:
         settings = Settings(**{key: value for key, value in given.items() if value not in (None, [])})
         if not settings.decoders and not settings.both:
