@@ -1,4 +1,4 @@
-"""Writes docs/reference/ from the program itself, and the README's numbers from bench/results.
+"""Writes docs/reference/ from the program itself, and the numbers and figures of pages from bench/results.
 
 `--check` fails when a page is not what it would write.
 
@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import annotated_types
 from library_reference import library_page
+from peer_numbers import against_aims, caption, chart
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from readme_numbers import numbers
@@ -30,6 +31,8 @@ from conserve.settings import Settings
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
 README = ROOT / "README.md"
+BENCH = ROOT / "bench" / "README.md"
+CHART = ROOT / "docs" / "assets" / "peers.svg"
 
 
 def sentence(text: str | None) -> str:
@@ -160,9 +163,16 @@ def texts() -> dict[Path, str]:
         FOLDER / name: page() + "\n<!-- Written by scripts/write_reference.py. -->\n"
         for name, page in PAGES.items()
     }
-    before, begin, rest = README.read_text(encoding="utf-8").partition("<!-- numbers -->\n")
-    _, end, after = rest.partition("<!-- /numbers -->\n")
-    return wanted | {README: f"{before}{begin}{numbers()}\n{end}{after}"}
+    readme = between(README.read_text(encoding="utf-8"), "numbers", numbers())
+    bench = between(BENCH.read_text(encoding="utf-8"), "aims", against_aims())
+    return wanted | {README: between(readme, "peers", caption()), BENCH: bench, CHART: chart()}
+
+
+def between(page: str, mark: str, text: str) -> str:
+    """The page with this text between its two marks."""
+    before, begin, rest = page.partition(f"<!-- {mark} -->\n")
+    _, end, after = rest.partition(f"<!-- /{mark} -->\n")
+    return f"{before}{begin}{text}\n{end}{after}"
 
 
 def main() -> int:

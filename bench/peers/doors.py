@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import platform
+import select
 import shutil
 import signal
 import socket
@@ -89,20 +90,29 @@ def busy_s() -> float:
     return (sum(fields[:8]) - fields[3] - fields[4]) * TICK_S
 
 
-def until_ready(port: int) -> None:
+def until_ready(port: int, pid: int) -> None:
+    """Waits for the first turn that is answered; a target that ends meanwhile is told at once.
+
+    Strangers' routers announce nothing, so they are asked again and again.
+    """
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", data=body)
     request.add_header("content-type", "application/json")
     ends = time.monotonic() + 30
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=3) as answer:
-                answer.read()
-            return
-        except OSError:
-            if time.monotonic() > ends:
-                raise
-            time.sleep(0.1)
+    ended = os.pidfd_open(pid)
+    try:
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=3) as answer:
+                    answer.read()
+                return
+            except OSError:
+                if time.monotonic() > ends:
+                    raise
+            if select.select([ended], [], [], 0.1)[0]:
+                raise ChildProcessError(f"process {pid}, which was to serve port {port}, ended")
+    finally:
+        os.close(ended)
 
 
 @contextlib.contextmanager
@@ -177,14 +187,15 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = [free_port(), free_port()]
         for worker in workers:
-            stack.enter_context(running(options.worker, str(worker), "64", "20"))
-            until_ready(worker)
+            pid = stack.enter_context(running(options.worker, str(worker), "64", "20"))
+            until_ready(worker, pid)
         targets: dict[str, tuple[int, int | None]] = {"direct": (workers[0], None)}
         for name in ("nginx", "native", "fastapi"):
             port = free_port()
             command = nginx(folder, port, workers) if name == "nginx" else door(name, port, workers)
-            targets[name] = (port, stack.enter_context(running(*command)))
-            until_ready(port)
+            pid = stack.enter_context(running(*command))
+            targets[name] = (port, pid)
+            until_ready(port, pid)
         for turn in range(options.rounds):
             for case in options.cases.split(","):
                 for name, (port, pid) in targets.items():

@@ -65,7 +65,7 @@ class Rig:
         until = min(time.monotonic() + 8, self.ends)
         while not self.options.no_gate and time.monotonic() < until:
             before, began = doors.busy_s(), time.monotonic()
-            time.sleep(0.4)
+            time.sleep(0.4)  # the window that is measured
             if (doors.busy_s() - before) / (time.monotonic() - began) / (os.cpu_count() or 1) < 0.12:
                 return True
         return False
@@ -173,7 +173,7 @@ def target(rig: Rig, name: str, cache: Path) -> Iterator[tuple[int, int | None]]
     port = doors.free_port()
     os.environ["WORKERS"] = ",".join(f"http://127.0.0.1:{worker}" for worker in rig.workers)
     with doors.running(*command(rig, name, port, cache)) as pid:
-        doors.until_ready(port)
+        doors.until_ready(port, pid)
         yield port, pid
 
 
@@ -240,7 +240,7 @@ def slow_reader(rig: Rig, port: int, pid: int) -> float:
                 raise RuntimeError(f"the stream ended after {taken} bytes")
             if taken // 6_000_000 != (taken + len(piece)) // 6_000_000:
                 most = max(most, resident_mb(pid) - before)
-                time.sleep(0.1)
+                time.sleep(0.1)  # what makes the reader slow: 6 MB, then a pause
             taken += len(piece)
     return most
 
