@@ -99,7 +99,12 @@ def test_every_setting_reaches_the_router_and_the_dispatcher(tmp_path: Path) -> 
 
 
 def test_a_misspelt_variable_is_told_with_what_was_meant() -> None:
-    environment = {"CONSERVE_LOW_WATERMRK": "0.7", "CONSERVE_TRACES": "/t", "CONSERVE_POLICY": "strict", "HOME": "/"}
+    environment = {
+        "CONSERVE_LOW_WATERMRK": "0.7",
+        "CONSERVE_TRACES": "/t",
+        "CONSERVE_POLICY": "strict",
+        "HOME": "/",
+    }
     assert list(Settings.misspelt(environment)) == [
         "CONSERVE_LOW_WATERMRK is no setting and is ignored; did you mean CONSERVE_LOW_WATERMARK?"
     ]
