@@ -18,6 +18,7 @@ PROGRAMS = {
     "conserve serve": (sys.executable, "-m", "conserve.cli", "serve", "--help"),
     "conserve up": (sys.executable, "-m", "conserve.cli", "up", "--help"),
     "conserve demo": (sys.executable, "-m", "conserve.cli", "demo", "--help"),
+    "conserve bench live": (sys.executable, "-m", "conserve.cli", "bench", "live", "--help"),
     "python -m conserve_workers.tiny": (sys.executable, "-m", "conserve_workers.tiny", "--help"),
 }
 

@@ -1,0 +1,141 @@
+"""Measure on your own engines: `bench live` compares policies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from conserve.errors import ConfigError
+from conserve.live import LiveError, LivePlan
+from conserve.live.compare import compare_live
+from conserve.live.engines import Engines, from_file, from_urls, tiny
+from conserve.live.report import as_data
+from conserve.sim.compare import POLICIES
+from conserve.sim.workload import WORKLOADS, traces_dir
+
+from ._live_table import show
+
+__all__ = ["app"]
+
+_FAILED = 1
+_MISUSED = 2
+_LOG_COLUMNS = 160
+
+app = typer.Typer(help="Measure on your own engines.", no_args_is_help=True)
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure on your own engines."""
+
+
+@app.command()
+def live(
+    policies: Annotated[
+        str, typer.Option(help=f"Separated by commas, of {', '.join(POLICIES)}; the first is the base.")
+    ] = "strict,collocated",
+    workers: Annotated[
+        str | None, typer.Option(help="Tiny engines to start on this machine, as tiny:1p2d.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Of tiny engines: random, smollm2 or a folder.")] = "random",
+    kv_blocks: Annotated[int, typer.Option(min=2, help="Of each tiny engine.")] = 2048,
+    fleet: Annotated[
+        Path | None, typer.Option(metavar="FLEET.toml", help="Workers to start, as for `conserve up`.")
+    ] = None,
+    prefiller: Annotated[list[str] | None, typer.Option(metavar="URL", help="A running one.")] = None,
+    decoder: Annotated[list[str] | None, typer.Option(metavar="URL", help="A running one.")] = None,
+    both: Annotated[list[str] | None, typer.Option(metavar="URL", help="A running one.")] = None,
+    connector: Annotated[str, typer.Option(help="Of running workers.")] = "nixl",
+    trace: Annotated[
+        str, typer.Option(help=f"synthetic:NAME, a file of conversations, or one of {', '.join(WORKLOADS)}.")
+    ] = "synthetic:swe-agent",
+    traces: Annotated[Path | None, typer.Option(help="Folder of recorded traces.")] = None,
+    conversations: Annotated[int, typer.Option(min=1, help="In each run.")] = 16,
+    rate: Annotated[float, typer.Option(help="Conversations per second, Poisson.")] = 0.5,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the first round; each next one has the next.")] = 1,
+    scale: Annotated[float, typer.Option(help="Prompts and answers shrunk or stretched by this.")] = 1.0,
+    gap_scale: Annotated[float, typer.Option(help="The same for tool times.")] = 1.0,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="First turns of each conversation.")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure the engines and simulate the same rounds too.")
+    ] = False,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Most tokens in a step of these engines, for --calibrate.")
+    ] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A log for each process that is started.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="All data.")] = None,
+) -> None:
+    """Compare policies on real engines: the same conversations and arrivals through a door for each, in turn.
+
+    Exit status: 0; 1 the engines could not be measured; 2 an option is wrong.
+    """
+    console = Console() if sys.stdout.isatty() else Console(width=_LOG_COLUMNS)
+    errors = Console(stderr=True)
+    try:
+        plan = LivePlan(
+            trace=trace,
+            policies=tuple(name.strip() for name in policies.split(",")),
+            rate_per_s=rate,
+            conversations=conversations,
+            rounds=rounds,
+            seed=seed,
+            scale=scale,
+            gap_scale=gap_scale,
+            max_turns=max_turns,
+            traces=traces or traces_dir(),
+        )
+        engines = _engines(workers, model, kv_blocks, fleet, prefiller, decoder, both, connector)
+        engines.check(plan.policies)
+        if json_path is not None and not json_path.absolute().parent.is_dir():
+            raise ConfigError(f"--json {json_path}: there is no folder {json_path.absolute().parent}")
+        logs = log_dir or Path(tempfile.mkdtemp(prefix="conserve-bench-"))
+        result = asyncio.run(
+            compare_live(
+                plan,
+                engines,
+                log_dir=logs,
+                calibrate=calibrate,
+                chunk_tokens=chunk_tokens,
+                tell=lambda line: errors.print(line, markup=False, highlight=False),
+            )
+        )
+    except ConfigError as error:
+        errors.print(f"conserve bench live: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(_MISUSED) from None
+    except LiveError as error:
+        errors.print(f"conserve bench live: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(_FAILED) from None
+    if json_path is not None:
+        data = {"command": " ".join(["conserve", *sys.argv[1:]]), **as_data(plan, engines, result)}
+        json_path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    show(plan, engines, result, console)
+
+
+def _engines(
+    workers: str | None,
+    model: str,
+    kv_blocks: int,
+    fleet: Path | None,
+    prefiller: list[str] | None,
+    decoder: list[str] | None,
+    both: list[str] | None,
+    connector: str,
+) -> Engines:
+    running = bool(prefiller or decoder or both)
+    if (workers is not None) + (fleet is not None) + running > 1:
+        raise ConfigError("give one of --workers, --fleet, or the URLs of running workers")
+    if fleet is not None:
+        return from_file(fleet)
+    if running:
+        return from_urls(prefiller or (), decoder or (), both or (), connector=connector)
+    return tiny(workers or "tiny:1p2d", model=model, kv_blocks=kv_blocks)

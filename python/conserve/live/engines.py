@@ -1,0 +1,221 @@
+"""The engines that are compared on, and a door in front of them for each policy.
+
+Workers are started once and serve under every policy: those that use prefillers see the roles that were asked for, the
+others see workers that do both. Promises: when a block of `started` or `door` is left, nothing that it started runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from conserve.demo.cluster import router_ready
+from conserve.demo.errors import DemoError
+from conserve.demo.facts import all_joined
+from conserve.errors import ConfigError
+from conserve.sim.compare import SPLIT_POLICIES
+from conserve.supervisor import Fleet, ProcessSpec
+from conserve.supervisor.fleet_file import FleetFile, Role, Tier
+from conserve.supervisor.launch import plan
+
+from .errors import LiveError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    import aiohttp
+
+__all__ = ["Engines", "Worker", "from_file", "from_urls", "tiny"]
+
+_TINY: Final = re.compile(r"tiny:(\d+)[pP](\d+)[dD]")
+_TINY_KV_BLOCKS: Final = 2048
+_TINY_CHUNK_TOKENS: Final = 256
+_START_S: Final = 120.0
+# A conversation waits as long as it must, and a slow engine is not a lost one; a fleet file's [router] has the last word.
+_PATIENCE: Final[Mapping[str, str]] = {
+    "CONSERVE_EVICT_IDLE": "true",
+    "CONSERVE_QUEUE_TIMEOUT_S": "3600",
+    "CONSERVE_PREFILL_TIMEOUT_S": "600",
+    "CONSERVE_FIRST_BYTE_TIMEOUT_S": "600",
+    "CONSERVE_ANSWER_TIMEOUT_S": "600",
+    "CONSERVE_STREAM_IDLE_TIMEOUT_S": "600",
+    "CONSERVE_PROBE_TIMEOUT_S": "20",
+}
+_OF_PREFILLERS: Final = ("bootstrap=", "engine_id=", "prefill_backlog_tokens=")
+_PYTHON: Final = (sys.executable, "-P", "-m")
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One engine: how a door is told of it, and what it does under policies that use prefillers."""
+
+    name: str
+    url: str
+    role: Role
+    said: str
+
+    def option(self, policy: str) -> tuple[str, str]:
+        """The door's option for it under `policy`."""
+        role = self.role if policy in SPLIT_POLICIES else "both"
+        said = self.said
+        if role == "decoder":
+            said = ",".join(part for part in said.split(",") if not part.startswith(_OF_PREFILLERS))
+        return f"--{role}", said
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The workers of one comparison, started by us (`specs`) or already there."""
+
+    words: str
+    workers: tuple[Worker, ...]
+    connector: tuple[str, ...] = ("--connector", "nixl")
+    router_env: Mapping[str, str] = field(default_factory=dict)
+    specs: tuple[ProcessSpec, ...] = ()
+    start_timeout_s: float = _START_S
+    chunk_tokens: int | None = None
+    """Most tokens in one step of an engine, where it is known."""
+
+    def check(self, policies: Sequence[str]) -> None:
+        """Refuses policies that these workers cannot run.
+
+        Raises:
+            ConfigError: there is no prefiller for one that uses them, or no decoder.
+        """
+        roles = {worker.role for worker in self.workers}
+        for policy in policies:
+            if policy in SPLIT_POLICIES and not {"prefiller", "decoder"} <= roles:
+                raise ConfigError(
+                    f"policy {policy} needs at least one prefiller and one decoder among the workers"
+                )
+
+    @contextlib.asynccontextmanager
+    async def started(self, log_dir: Path) -> AsyncIterator[Fleet]:
+        """The workers, up and ready."""
+        async with Fleet(log_dir=log_dir, grace_s=15.0) as fleet:
+            if self.specs:
+                await fleet.start(self.specs, timeout_s=self.start_timeout_s)
+            yield fleet
+
+    @contextlib.asynccontextmanager
+    async def door(self, policy: str, http: aiohttp.ClientSession, log_dir: Path) -> AsyncIterator[str]:
+        """A door under `policy` that sees every worker; its URL.
+
+        Raises:
+            LiveError: it does not see them all in time.
+        """
+        argv = [*_PYTHON, "conserve.cli", "serve", "--host", "127.0.0.1", "--port", "0", "--policy", policy]
+        argv += [*self.connector, "--log-level", "error"]
+        for worker in self.workers:
+            argv += worker.option(policy)
+        spec = ProcessSpec(
+            name="door",
+            role="router",
+            argv=tuple(argv),
+            env={"PYTHONUNBUFFERED": "1", **_PATIENCE, **self.router_env},
+            hidden_prefixes=("CONSERVE_",),
+            health_path="/readyz",
+            ready=router_ready,
+        )
+        async with Fleet(log_dir=log_dir) as fleet:
+            url = (await fleet.start([spec], timeout_s=_START_S))["door"]
+            try:
+                await all_joined(http, url, [worker.name for worker in self.workers], timeout_s=_START_S)
+            except DemoError as error:
+                raise LiveError(str(error)) from error
+            yield url
+
+
+def tiny(text: str, *, model: str = "random", kv_blocks: int = _TINY_KV_BLOCKS) -> Engines:
+    """Tiny engines, written `tiny:1p2d`.
+
+    Raises:
+        ConfigError: it is not written like that.
+    """
+    found = _TINY.fullmatch(text)
+    if found is None or "0" in found.groups():
+        raise ConfigError(
+            f"workers is {text!r}; write prefillers and decoders, at least one of each: tiny:1p2d"
+        )
+    roles: tuple[tuple[Role, int], ...] = (("prefiller", int(found[1])), ("decoder", int(found[2])))
+    tiers = tuple(
+        Tier(
+            name=role,
+            role=role,
+            engine="tiny",
+            count=count,
+            kv_blocks=kv_blocks,
+            flags=("--chunk-tokens", str(_TINY_CHUNK_TOKENS), "--max-num-seqs", "64"),
+        )
+        for role, count in roles
+    )
+    file = FleetFile(
+        model=model,
+        tiers=tiers,
+        served_model_name="live",
+        first_port=0,
+        first_handoff_port=0,
+        max_model_len=8192,
+        start_timeout_s=180.0,
+    )
+    return _planned(file, words=f"{text}, model {model}", chunk_tokens=_TINY_CHUNK_TOKENS)
+
+
+def from_file(path: Path) -> Engines:
+    """The workers of a fleet file.
+
+    Raises:
+        ConfigError: the file is wrong; the message names the key.
+    """
+    return _planned(FleetFile.read(path), words=path.name, chunk_tokens=None)
+
+
+def from_urls(
+    prefillers: Sequence[str], decoders: Sequence[str], both: Sequence[str], *, connector: str
+) -> Engines:
+    """Workers that run already, each written as `conserve serve` takes it."""
+    workers = []
+    for role, letter, said_all in (
+        ("prefiller", "p", prefillers),
+        ("decoder", "d", decoders),
+        ("both", "w", both),
+    ):
+        for place, said in enumerate(said_all):
+            url, *parts = said.split(",")
+            names = [part.removeprefix("name=") for part in parts if part.startswith("name=")]
+            name = names[0] if names else f"{letter}{place}"
+            shown = said if names else f"{said},name={name}"
+            workers.append(Worker(name, url.rstrip("/"), role, shown))  # type: ignore[arg-type]
+    if not workers:
+        raise ConfigError("no workers: give --workers tiny:1p2d, --fleet FILE, or the URLs of running ones")
+    return Engines(
+        words=f"{len(workers)} running workers",
+        workers=tuple(workers),
+        connector=("--connector", connector),
+    )
+
+
+def _planned(file: FleetFile, *, words: str, chunk_tokens: int | None) -> Engines:
+    """Every worker is started so that it can do both; its role in the file is what it does under policies that split."""
+    roles = [tier.role for tier in file.tiers for _ in range(tier.count)]
+    laid = plan(replace(file, tiers=tuple(replace(tier, role="both") for tier in file.tiers)))
+    argv = list(laid.router.argv)
+    said = [value for key, value in pairwise(argv) if key == "--both"]
+    connector = argv[argv.index("--connector") :][:2] if "--connector" in argv else []
+    return Engines(
+        words=words,
+        workers=tuple(
+            Worker(each.spec.name, each.url, role, text)
+            for each, role, text in zip(laid.workers, roles, said, strict=True)
+        ),
+        connector=tuple(connector),
+        router_env={key: value for key, value in laid.router.env.items() if key != "CONSERVE_POLICY"},
+        specs=tuple(each.spec for each in laid.workers),
+        start_timeout_s=file.start_timeout_s,
+        chunk_tokens=chunk_tokens,
+    )
