@@ -9,6 +9,7 @@ import pytest
 
 from tests.vllm.door import Door, door_over
 from tests.vllm.servers import PYTHON, SHARED, Forge, shared_forge
+from tests.vllm.small import Small, start_small
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,6 +29,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def forge(tmp_path_factory: pytest.TempPathFactory) -> Forge:
     """`p0`, `d0`, `d1` and the instance `plain` that does everything itself."""
     return shared_forge(tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.fixture(scope="session")
+def shared_small(forge: Forge) -> Small:
+    """One decoder with 63 usable blocks for all tests that need one."""
+    return start_small(forge, "small")
+
+
+@pytest.fixture
+def small(shared_small: Small) -> Small:
+    """The same with an empty cache."""
+    shared_small.forget()
+    return shared_small
 
 
 @pytest.fixture

@@ -125,6 +125,13 @@ class Door:
             assert time.monotonic() < deadline_s, f"{name} is {got}, not {least}"
             time.sleep(0.02)
 
+    def await_equal(self, name: str, wanted: float) -> None:
+        """Wait until a sample has a value. Batches of KV events are under way for as long as they are."""
+        deadline_s = time.monotonic() + WAIT_S
+        while (got := self.counter(name)) != wanted:
+            assert time.monotonic() < deadline_s, f"{name} is {got}, not {wanted}"
+            time.sleep(0.02)
+
     def await_in_flight(self, number: int) -> None:
         """Wait until so many turns are under way."""
         deadline_s = time.monotonic() + WAIT_S
@@ -135,6 +142,11 @@ class Door:
     def health(self) -> dict[str, str]:
         """The health of each worker that is there, by name."""
         return {row["name"]: row["health"] for row in self.fleet()["workers"] if row["health"] != "lost"}
+
+    def row(self, name: str) -> dict[str, Any]:
+        """One worker as /v1/fleet shows it."""
+        rows: list[dict[str, Any]] = [row for row in self.fleet()["workers"] if row["name"] == name]
+        return rows[-1]
 
     def until(self, names: set[str]) -> None:
         """Wait until exactly these workers are ready. The router finds out by asking; so do we."""
@@ -160,14 +172,19 @@ def door_over(
     *,
     prefillers: Sequence[str] = ("p0",),
     decoders: Sequence[str] = ("d0", "d1"),
+    options: Mapping[str, str] | None = None,
     **settings: object,
 ) -> Iterator[Door]:
-    """A router over servers of the forge, once all of them have joined. `settings` are those of `conserve serve`."""
+    """A router over servers of the forge, once all of them have joined. `settings` are those of `conserve serve`.
+
+    `options` is what is said of a decoder beside its name, `kv_events=...` for one.
+    """
     command = [sys.executable, "-P", "-m", "conserve.cli", "serve", "--port", "0"]
     for name in prefillers:
         command += ["--prefiller", f"{forge[name].url},name={name}"]
     for name in decoders:
-        command += ["--decoder", f"{forge[name].url},name={name}"]
+        further = f",{options[name]}" if options and name in options else ""
+        command += ["--decoder", f"{forge[name].url},name={name}{further}"]
     # Two cores and four engines: slow is not lost.
     chosen = {"block_size": BLOCK_SIZE, "probe_interval_s": 0.2, "probe_timeout_s": 20, **settings}
     env = {f"CONSERVE_{key.upper()}": str(value) for key, value in chosen.items()}

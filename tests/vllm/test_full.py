@@ -9,25 +9,21 @@ from pathlib import Path
 import pytest
 
 from tests.vllm.door import Door, door_over
-from tests.vllm.servers import Forge, alone, completion, token_ids, wishes
+from tests.vllm.servers import Forge, alone, completion, token_ids
+from tests.vllm.small import Small
 
-# 4 MiB are 63 blocks of 32 tokens, one of them the null block; newcomers may fill 80 %.
-KV_BYTES = 4 << 20
+# Newcomers may fill 80 % of 63 blocks of 32 tokens.
 LARGE, SMALL = 1100, 600
 
 
 @pytest.fixture
-def door(forge: Forge, tmp_path: Path) -> Iterator[Door]:
-    forge.start(wishes({"small": "decoder"}, kv_cache_bytes=KV_BYTES, max_model_len=1536))
-    try:
-        with door_over(forge, tmp_path / "door.log", decoders=["small"], queue_timeout_s=2) as made:
-            yield made
-    finally:
-        forge.kill("small")
+def door(forge: Forge, small: Small, tmp_path: Path) -> Iterator[Door]:
+    with door_over(forge, tmp_path / "door.log", decoders=[small.name], queue_timeout_s=2) as made:
+        yield made
 
 
 def test_newcomer_to_a_full_decoder_is_told_when_to_come_back_and_fits_later(
-    forge: Forge, door: Door
+    forge: Forge, small: Small, door: Door
 ) -> None:
     prompt = token_ids(301, LARGE)
     first = door.turn(completion(prompt), "large")
@@ -37,16 +33,17 @@ def test_newcomer_to_a_full_decoder_is_told_when_to_come_back_and_fits_later(
     assert refused.status == 429
     assert int(refused.headers["retry-after"]) >= 1
     door.assert_balanced()
-    before = forge["small"].metrics()["vllm:prompt_tokens_by_source_total{local_compute}"]
+    before = small.computed()
     prompt = [*prompt, *first.token_ids, *token_ids(303, 20)]
     second = door.turn(completion(prompt), "large")
     assert second.token_ids == alone(forge, prompt)
-    computed = forge["small"].metrics()["vllm:prompt_tokens_by_source_total{local_compute}"] - before
-    assert computed <= len(prompt) - LARGE + 32, "the idle conversation lost nothing to the newcomer"
+    assert small.computed() - before <= len(prompt) - LARGE + 32, (
+        "the idle conversation lost nothing to the newcomer"
+    )
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(door.turn, completion(newcomer), "small")
         door.await_in_flight(1)
         assert door.worker.send("DELETE", "/v1/conversations/large")[0] in (200, 204)
         assert waits.result().token_ids == alone(forge, newcomer), "let in when the other ended"
-    assert forge["small"].metrics()["vllm:num_preemptions_total"] == 0
+    assert forge[small.name].metrics()["vllm:num_preemptions_total"] == 0
     door.assert_balanced()

@@ -1,0 +1,182 @@
+//! Engines that keep what finished turns left until a time has passed: the books keep it as long.
+
+use std::time::Duration;
+
+use super::support::{SECOND, at, booked, fleet, granted, key, wait};
+use crate::config::Config;
+use crate::error::Rejected;
+use crate::router::{Begin, Router, Turn, TurnRequest, Usage};
+use crate::units::{Timestamp, Tokens};
+
+const TTL: u64 = 100;
+
+fn pinning() -> Config {
+    Config {
+        retention: Some(Duration::from_secs(TTL)),
+        low_watermark: 1.0,
+        ..Config::default()
+    }
+}
+
+fn begin(router: &Router, number: u128, tokens: u32, now: Timestamp) -> Result<Turn, Rejected> {
+    let request = TurnRequest {
+        key: key(number),
+        prompt_tokens: Tokens(tokens),
+        wait: None,
+    };
+    match router.begin(&request, now)? {
+        Begin::Started(turn) => Ok(turn),
+        Begin::Waiting(_) => unreachable!("a turn that does not want to wait is answered at once"),
+    }
+}
+
+/// One turn of `tokens` with its answer of 10 tokens in them, `cached` of which the engine found.
+fn turn(router: &Router, number: u128, tokens: u32, cached: Option<u32>, now: Timestamp) {
+    let usage = Usage {
+        prompt: Some(Tokens(tokens - 10)),
+        output: Some(Tokens(10)),
+        cached: cached.map(Tokens),
+    };
+    begin(router, number, tokens - 10, now)
+        .expect("there is room")
+        .finish(usage, now);
+}
+
+fn retained(router: &Router) -> u32 {
+    router.snapshot(at(0)).workers[0].retained.get()
+}
+
+#[test]
+fn a_closed_conversation_stays_booked_until_its_engine_lets_go() {
+    let router = fleet(pinning(), 0, &[20]);
+    turn(&router, 1, 160, None, at(1));
+    assert_eq!(booked(&router, 0), 10);
+    assert!(router.close(key(1), at(5)));
+    assert_eq!((booked(&router, 0), retained(&router)), (10, 10));
+    router.tick(Timestamp((1 + TTL) * SECOND - 1));
+    assert_eq!(booked(&router, 0), 10, "its time is that of its last turn");
+    router.tick(at(1 + TTL));
+    assert_eq!((booked(&router, 0), retained(&router)), (0, 0));
+}
+
+#[test]
+fn without_retention_a_closed_conversation_frees_its_blocks_at_once() {
+    let config = Config {
+        retention: None,
+        ..pinning()
+    };
+    let router = fleet(config, 0, &[20]);
+    turn(&router, 1, 160, None, at(1));
+    assert!(router.close(key(1), at(5)));
+    assert_eq!(booked(&router, 0), 0);
+}
+
+#[test]
+fn what_was_idle_for_longer_than_engines_keep_it_is_free_at_once() {
+    let router = fleet(pinning(), 0, &[20]);
+    turn(&router, 1, 160, None, at(1));
+    assert!(router.close(key(1), at(1 + TTL)));
+    assert_eq!((booked(&router, 0), retained(&router)), (0, 0));
+}
+
+#[test]
+fn who_waits_is_served_when_the_engine_lets_go() {
+    let router = fleet(pinning(), 0, &[20]);
+    turn(&router, 1, 240, None, at(0));
+    let ticket = wait(&router, 2, 10);
+    assert!(router.close(key(1), at(1)));
+    router.tick(at(2));
+    assert!(granted(&ticket).is_none(), "closed is not free");
+    // The ticket's patience ends at 11 s: another stands in for it.
+    router.tick(at(20));
+    drop(ticket);
+    let late = TurnRequest {
+        key: key(3),
+        prompt_tokens: Tokens(160),
+        wait: Some(Duration::from_secs(TTL)),
+    };
+    let Ok(Begin::Waiting(ticket)) = router.begin(&late, at(30)) else {
+        panic!("expected to wait");
+    };
+    router.tick(at(TTL));
+    let turn = ticket.take(at(TTL)).expect("answered").expect("granted");
+    turn.finish(Usage::default(), at(TTL));
+    assert_eq!(booked(&router, 0), 10);
+}
+
+#[test]
+fn each_later_turn_leaves_the_partial_block_of_the_one_before() {
+    let router = fleet(pinning(), 0, &[20]);
+    turn(&router, 1, 100, None, at(1));
+    assert_eq!(booked(&router, 0), 7, "100 tokens fill 6 blocks and a part");
+    // Found: the 6 whole blocks. The seventh is kept for turn 1 and computed again for turn 2.
+    turn(&router, 1, 120, Some(96), at(10));
+    assert_eq!((booked(&router, 0), retained(&router)), (9, 1));
+    // An engine that does not say what it found: 119 / 16 = 7 whole blocks, of 8.
+    turn(&router, 1, 140, None, at(20));
+    assert_eq!((booked(&router, 0), retained(&router)), (11, 2));
+    router.tick(at(10 + TTL));
+    assert_eq!((booked(&router, 0), retained(&router)), (10, 1));
+    router.tick(at(20 + TTL));
+    assert_eq!((booked(&router, 0), retained(&router)), (9, 0), "140 tokens");
+}
+
+#[test]
+fn a_rewritten_history_stands_beside_the_old_one() {
+    let router = fleet(pinning(), 0, &[40]);
+    turn(&router, 1, 320, None, at(1));
+    // 5 blocks, of which 2 are the old one's: 20 + 3 are in use.
+    turn(&router, 1, 80, Some(32), at(10));
+    assert_eq!((booked(&router, 0), retained(&router)), (23, 18));
+    router.tick(at(10 + TTL));
+    assert_eq!(booked(&router, 0), 5);
+}
+
+#[test]
+fn the_next_turn_asks_for_the_block_that_is_not_shared() {
+    let router = fleet(pinning(), 0, &[10]);
+    turn(&router, 1, 150, None, at(1));
+    // 10 blocks and the partial one of before are 11.
+    assert!(begin(&router, 1, 160, at(2)).is_err());
+    assert_eq!(booked(&router, 0), 10);
+    begin(&router, 1, 160, at(1 + TTL))
+        .expect("nothing is kept any more")
+        .finish(Usage::default(), at(2 + TTL));
+}
+
+#[test]
+fn a_turn_that_outlives_its_conversation_is_kept_too() {
+    let router = fleet(pinning(), 0, &[20]);
+    turn(&router, 1, 96, None, at(1));
+    let running = begin(&router, 1, 128, at(10)).expect("there is room");
+    assert!(router.close(key(1), at(11)));
+    running.finish(Usage::default(), at(12));
+    // 6 of turn 1 until 110 s; 2 and the partial one of turn 2 until 112 s.
+    assert_eq!((booked(&router, 0), retained(&router)), (9, 9));
+    router.tick(at(10 + TTL));
+    assert_eq!(retained(&router), 3);
+    router.tick(at(12 + TTL));
+    assert_eq!(booked(&router, 0), 0);
+}
+
+#[test]
+fn a_turn_that_failed_leaves_nothing_behind() {
+    let router = fleet(pinning(), 0, &[20]);
+    turn(&router, 1, 96, None, at(1));
+    drop(begin(&router, 1, 128, at(10)).expect("there is room"));
+    assert_eq!((booked(&router, 0), retained(&router)), (6, 0));
+}
+
+#[test]
+fn nothing_is_evicted_that_the_engine_keeps() {
+    let config = Config {
+        evict_idle: true,
+        ..pinning()
+    };
+    let router = fleet(config, 0, &[20]);
+    turn(&router, 1, 240, None, at(1));
+    assert!(begin(&router, 2, 160, at(50)).is_err());
+    let turn = begin(&router, 2, 160, at(1 + TTL)).expect("the engine lets go");
+    turn.finish(Usage::default(), at(2 + TTL));
+    assert_eq!(booked(&router, 0), 10);
+}
