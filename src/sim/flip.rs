@@ -38,7 +38,7 @@ pub(super) fn work_s(spec: &TurnSpec) -> FlipWork {
 /// Seconds until every recorded prompt in flight at `now` is done; `blocks_s` are then pushed into the
 /// record, which makes all prompts that start later end later.
 pub(super) fn wait_s(flip: &FlipSpec, pushed_s: &mut [f64], now: f64, blocks_s: f64) -> f64 {
-    if flip.wait == FlipWait::None {
+    if flip.wait != FlipWait::Drain {
         return 0.0;
     }
     let mut until = now;

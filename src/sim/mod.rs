@@ -25,6 +25,7 @@ mod flip;
 mod gaps;
 mod handoff;
 mod link;
+mod misroute;
 mod policy;
 mod pool;
 mod power;

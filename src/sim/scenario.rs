@@ -366,7 +366,7 @@ pub(super) enum PdCoupling {
     Replayed,
 }
 
-/// The paper's stand-in for a mispredicted turn: it sleeps for a recorded backlog.
+/// Mispredicted turns: the paper's stand-in sleeps for a recorded backlog.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FlipSpec {
@@ -385,6 +385,8 @@ pub(super) enum FlipWait {
     Drain,
     /// Only its own modelled work.
     None,
+    /// For nothing recorded: it is executed on a prefiller, with whatever it meets there.
+    Execute,
 }
 
 const fn yes() -> bool {

@@ -14,10 +14,11 @@ use super::events::{Events, What};
 use super::flight::{Flight, Stage};
 use super::gaps::GapStats;
 use super::link::Links;
+use super::misroute::Declared;
 use super::pool::Pool;
 use super::record::{Counters, EngineRow, EventRow, SimResult, TurnRow};
 use super::scenario::{
-    EngineRole, Gate, KvReservation, PdCoupling, Retention, Scenario, ScenarioError,
+    EngineRole, FlipWait, Gate, KvReservation, PdCoupling, Retention, Scenario, ScenarioError,
 };
 use super::workload::{TurnSpec, Workload};
 use crate::config::Config;
@@ -93,6 +94,8 @@ pub(super) struct World<'a> {
     window: [Vec<f64>; 2],
     /// How much later the recorded prompts of a flip end because of earlier flips.
     pushed_s: Vec<f64>,
+    /// Flips that are executed instead.
+    declared: Option<Declared>,
 }
 
 /// The seed decides how the router breaks ties, and nothing else.
@@ -130,6 +133,12 @@ impl<'a> World<'a> {
         seed: u64,
     ) -> Result<Self, ScenarioError> {
         let scribe = scenario.events.then(Arc::<Scribe>::default);
+        let executes = |flip: &super::scenario::FlipSpec| flip.wait == FlipWait::Execute;
+        let declared = (scenario.flip.as_ref().is_some_and(executes)).then(Declared::default);
+        let policy = match &declared {
+            Some(declared) => declared.around(policy),
+            None => policy,
+        };
         let mut router = router(scenario, policy)?;
         if let Some(scribe) = &scribe {
             router = router.with_observer(Arc::clone(scribe) as Arc<dyn Observer>);
@@ -212,6 +221,7 @@ impl<'a> World<'a> {
                 .flip
                 .as_ref()
                 .map_or_else(Vec::new, |flip| vec![0.0; flip.started_s.len()]),
+            declared,
         })
     }
 
@@ -397,8 +407,12 @@ impl<'a> World<'a> {
             }
         }
         if spec.flip && self.scenario.flip.is_some() {
-            let sleeps = self.flip(&spec);
             self.counters.flips += 1;
+            if let Some(declared) = &self.declared {
+                declared.declare(self.keys[conversation]);
+                return self.begin(conversation);
+            }
+            let sleeps = self.flip(&spec);
             self.flights[conversation].row.slept_s = sleeps;
             self.events
                 .push(self.now + sleeps, What::Slept(conversation));
@@ -482,11 +496,19 @@ impl<'a> World<'a> {
 
     fn rejected(&mut self, conversation: usize, why: &Rejected) {
         self.refused += 1;
+        self.undeclare(conversation);
         self.flights[conversation].conversation.status = why.code();
         self.end_conversation(conversation);
     }
 
+    fn undeclare(&self, conversation: usize) {
+        if let Some(declared) = &self.declared {
+            declared.clear(self.keys[conversation]);
+        }
+    }
+
     fn admitted(&mut self, conversation: usize, turn: Turn) {
+        self.undeclare(conversation);
         let route = turn.route();
         let engine_of = |id: WorkerId| usize::from(id.get());
         let decoder = engine_of(route.decoder.id);

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from conserve.errors import ConfigError
 
-from .run import columns, simulate
+from .run import columns, joules, simulate
 from .stats import Interval, mean_interval, paired_change, percentile
 from .workload import conversations, poisson
 
@@ -157,20 +157,13 @@ def _read(result: SimResult) -> _Run:
     )
     diagnosis = result.diagnosis()
     waits = [first - ready for first, ready in zip(turns["first_token_s"], turns["ready_s"], strict=True)]
-    phases = (
-        engines["prefill_j"],
-        engines["mixed_j"],
-        engines["decode_j"],
-        engines["idle_j"],
-        engines["parked_j"],
-    )
-    joules = math.fsum(math.fsum(phase) for phase in phases)
+    spent = joules(result)
     return _Run(
         stable=diagnosis["outcome"] == "finished" and not diagnosis["unstable"],
         ttfet_p50_s=percentile(told["ttfet_s"], 50),
         ttfet_p95_s=percentile(told["ttfet_s"], 95),
         ttft_p95_s=percentile(waits, 95),
-        tokens_per_j=sum(engines["generated_tokens"]) / joules if joules else math.nan,
+        tokens_per_j=sum(engines["generated_tokens"]) / spent if spent else math.nan,
         handoffs=counters["handoffs"] / len(told["ttfet_s"]),
         recomputed=sum(engines["recomputed_tokens"]),
         computed=sum(engines["prefill_tokens"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from .workload import Conversation, TurnRecord
 
-__all__ = ["SimResult", "SimWorkload", "columns", "simulate"]
+__all__ = ["SimResult", "SimWorkload", "columns", "joules", "simulate"]
 
 
 def columns(
@@ -85,3 +86,16 @@ def simulate(scenario: Mapping[str, object], workload: SimWorkload, *, seed: int
     Raises ConfigError with the path of the first key that is unknown, of the wrong type or out of range.
     """
     return _simulate(json.dumps(scenario), workload, seed=seed)
+
+
+def joules(result: SimResult) -> float:
+    """What all engines drew until the run ended."""
+    engines = result.engines()
+    phases = (
+        engines["prefill_j"],
+        engines["mixed_j"],
+        engines["decode_j"],
+        engines["idle_j"],
+        engines["parked_j"],
+    )
+    return math.fsum(math.fsum(phase) for phase in phases)

@@ -171,3 +171,33 @@ fn a_prompt_shorter_than_the_shared_prefix_is_computed_whole() {
     let turn = &result.turns[1];
     assert_eq!((turn.cached_tokens, turn.prefilled_tokens), (0, 300));
 }
+
+#[test]
+fn an_executed_flip_is_one_more_handoff_and_no_sleep() {
+    let record =
+        |wait: &str| format!(r#", "flip": {{"wait": "{wait}", "started_s": [], "ended_s": []}}"#);
+    let none = agents(20, 1.0, 9);
+    let mut some = none.clone();
+    some.flip = vec![false; some.append.len()];
+    let (mut at, mut declared) = (0, 0);
+    for turns in &some.turns {
+        if *turns > 1 {
+            some.flip[at + 1] = true;
+            declared += 1;
+        }
+        at += *turns as usize;
+    }
+    let rows = |result: &SimResult| format!("{:?}", result.turns);
+    assert_eq!(
+        rows(&run(&fleet(&record("execute")), &none)),
+        rows(&run(&fleet(""), &none)),
+        "no turn is declared: the policy within decides"
+    );
+    let result = run(&fleet(&record("execute")), &some);
+    let slept: f64 = result.turns.iter().map(|row| row.slept_s).sum();
+    assert_eq!(slept.to_bits(), 0, "executed, not modelled");
+    assert_eq!(result.counters.flips, declared);
+    assert_eq!(result.counters.handoffs, 20 + declared);
+    let remote = |row: &&super::super::TurnRow| row.turn == 1 && row.prefiller == Some(0);
+    assert_eq!(result.turns.iter().filter(remote).count() as u64, declared);
+}
