@@ -33,12 +33,17 @@ ifneq ($(wildcard ../shared/wheels),)
 export PIP_FIND_LINKS := $(PIP_FIND_LINKS) ../shared/wheels
 endif
 
+# So are recorded traces: `make paper` uses them in place of generated ones.
+ifneq ($(wildcard ../shared/traces),)
+export CONSERVE_TRACES ?= $(abspath ../shared/traces)
+endif
+
 # An environment made in another folder, or whose interpreter is gone, is made anew.
 ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMPS)/venv").read().strip())' 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMPS)/venv
 endif
 
-.PHONY: help demo test vllm-test check loom simulate-faults fuzz stress bench bench-peers wheel lock clean setup-demo
+.PHONY: help demo test vllm-test check loom simulate-faults fuzz stress bench bench-peers paper wheel lock clean setup-demo
 .PHONY: setup-dev
 .PHONY: check-rust check-python check-types check-licences
 
@@ -127,6 +132,11 @@ bench: setup-dev  ## measure; raw results go to bench/results
 
 bench-peers: setup-dev  ## measure the doors beside other routers, at most 9 minutes once the peers are installed
 	@$(BIN)/python bench/peers/run.py --json bench/results/peers.json
+
+paper: setup-dev  ## every number of the paper and what the simulator makes of it, into out/paper; SMALL=1, PAPER_ARGS, PUBLISH=1
+	@echo '==> conserve sim paper'
+	@$(BIN)/conserve sim paper $(if $(SMALL),--small --out out/paper-small,--out out/paper) $(PAPER_ARGS)
+	@$(if $(PUBLISH),$(BIN)/python scripts/publish_paper.py $(if $(SMALL),out/paper-small,out/paper),:)
 
 wheel: setup-dev  ## build the wheel and try it in an empty environment
 	@echo '==> maturin build'

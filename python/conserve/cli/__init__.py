@@ -29,6 +29,7 @@ _EXTRA_OF: Final = {
     "safetensors": "engine",
     "gguf": "engine",
     "numpy": "sim",
+    "matplotlib": "sim",
     "pynvml": "energy",
 }
 

@@ -19,12 +19,19 @@ from conserve.sim.compare import POLICIES, Fleet, Outcome, Plan, compare
 from conserve.sim.stats import Interval
 from conserve.sim.workload import WORKLOADS, traces_dir
 
-__all__ = ["sim"]
+from ._sim_paper import paper
+
+__all__ = ["app"]
 
 _MISUSED = 2
 
+app = typer.Typer(invoke_without_command=True)
+app.command()(paper)
 
+
+@app.callback()
 def sim(
+    context: typer.Context,
     trace: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")] = "swe-agent",
     policy: Annotated[
         str, typer.Option(help=f"Separated by commas, of {', '.join(POLICIES)}.")
@@ -43,6 +50,8 @@ def sim(
 
     Exit status: 0; 2 an option is wrong.
     """
+    if context.invoked_subcommand is not None:
+        return
     try:
         plan = Plan(
             workload=trace,

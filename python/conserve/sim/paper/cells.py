@@ -12,10 +12,9 @@ import math
 import multiprocessing
 import signal
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-import conserve._core as core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +32,10 @@ _RESULTS_DEPEND_ON: Final = ("run.py", "paper/alone.py", "paper/full.py", "paper
 @lru_cache(maxsize=1)
 def code_version() -> str:
     """A hash of everything that a cell's values depend on."""
-    digest = hashlib.sha256(Path(str(core.__file__)).read_bytes())
+    core = find_spec("conserve._core")
+    if core is None or core.origin is None:
+        raise RuntimeError("the module conserve._core has no file")
+    digest = hashlib.sha256(Path(core.origin).read_bytes())
     here = Path(__file__).parents[1]
     for name in _RESULTS_DEPEND_ON:
         path = here / name

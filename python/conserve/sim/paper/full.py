@@ -22,8 +22,6 @@ from conserve.sim.workload import conversations, poisson, traces_dir
 from .alone import Alone, alone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from numpy.typing import NDArray
 
     from conserve._core import SimResult
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["FLEET", "LOADS", "SLOS", "Trial", "capacity_per_s", "measure"]
 
 FLEET: Final = Fleet(1, 3, "a40")
-LOADS: Final = (0.5, 0.8)
+LOADS: Final = (0.3, 0.7)
 SLOS: Final = (2, 5)
 """Multiples of a conversation alone, for the time to the answer without tools and for the last turn's gaps."""
 
@@ -40,7 +38,9 @@ _LONGEST_TOKENS: Final = 300_000
 """Longer contexts do not fit on one GPU; conversations with one are left out, under every policy."""
 _FROM, _TO = 0.2, 0.9
 _PROBE_SEED: Final = 0
-_PROBE_LOOP: Final = 64
+_MOST_AT_ONCE: Final = 64
+_KV_TOKENS: Final = 308_448
+"""Of one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,21 @@ def capacity_per_s(workload: str, *, count: int, recorded: bool) -> float:
         "engines": FLEET.engines("collocated"),
         "policy": {"name": "collocated"},
         "router": {"evict_idle": True},
-        "closed_loop": _PROBE_LOOP,
+        "closed_loop": _probe_loop(busy),
     }
     workload_columns = columns(busy, arrivals_s=[0.0] * len(busy), shared_prefix=True)
-    ended = np.sort(np.asarray(simulate(scenario, workload_columns, seed=_PROBE_SEED).conversations()["done_s"]))
+    ended = np.sort(
+        np.asarray(simulate(scenario, workload_columns, seed=_PROBE_SEED).conversations()["done_s"])
+    )
     low, high = int(0.2 * len(ended)), int(0.8 * len(ended))
     return float((high - low) / (ended[high] - ended[low]))
+
+
+def _probe_loop(tasks: list[Conversation]) -> int:
+    """As many at once as keep four GPUs busy and evict nothing: half of the KV holds their largest contexts."""
+    largest = math.fsum(task.peak_context_tokens for task in tasks) / len(tasks)
+    gpus = len(FLEET.engines("collocated"))
+    return max(gpus, min(_MOST_AT_ONCE, int(0.5 * gpus * _KV_TOKENS / largest)))
 
 
 def measure(trial: Trial) -> dict[str, float]:
@@ -128,7 +137,7 @@ def _measures(
         **_spread("ttfet_own", own[measured]),
         **_spread("ttft", waits[inside]),
         **_spread("tbt", gaps[measured]),
-        "tokens_per_j": _generated(turns, window) / window_j if window_j else math.nan,
+        "tokens_per_j": _generated(result, window) / window_j if window_j else math.nan,
         "handoffs": math.fsum(np.asarray(told["handoffs"])[measured]) / int(measured.sum()),
         "recomputed_share": sum(engines["recomputed_tokens"]) / max(1, sum(engines["prefill_tokens"])),
         "finished": float(diagnosis["outcome"] == "finished" and not diagnosis["refused"]),
@@ -149,12 +158,11 @@ def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
     return {f"{name}_p{share}_s": percentile(list(values), share) for share in shares}
 
 
-def _generated(turns: Mapping[str, Iterable[float]], window: tuple[float, float]) -> float:
+def _generated(result: SimResult, window: tuple[float, float]) -> float:
     """Tokens generated within the span, each turn's spread evenly from its first to its last."""
-    first, last, tokens = (
-        np.asarray(list(turns[name]), dtype=np.float64)
-        for name in ("first_token_s", "last_token_s", "output_tokens")
-    )
+    turns = result.turns()
+    first, last = np.asarray(turns["first_token_s"]), np.asarray(turns["last_token_s"])
+    tokens = np.asarray(turns["output_tokens"])
     inside = np.minimum(last, window[1]) - np.maximum(first, window[0])
     length = last - first
     with np.errstate(invalid="ignore", divide="ignore"):
