@@ -3,60 +3,15 @@
 //! Promises: a `Config` that passed [`Config::validate`] needs no further check anywhere.
 //! Leaves to others: where the values come from (environment, arguments).
 
+mod policy;
+
 use std::time::Duration;
 
+pub use self::policy::{
+    AmpdOptions, AmpdRule, PolicyChoice, PolicyError, PolicyKind, PpdOptions, Remote,
+};
 use crate::error::ConfigError;
 use crate::units::{BlockSize, Tokens};
-
-/// Which rule places conversations.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum PolicyKind {
-    /// The paper's: one placement, one handoff, pinned for life.
-    #[default]
-    Strict,
-    /// A conversation lives where its KV is; a prefiller, or another home, only where that is observed to be cheaper.
-    FollowKv,
-    /// Baseline: every worker computes the prompts of its own conversations.
-    Collocated,
-    /// Baseline: the same without affinity; each turn goes to the worker with most free blocks.
-    CollocatedSpread,
-    /// Baseline: every turn is computed on a prefiller and handed to the conversation's decoder.
-    Disaggregated,
-    /// Baseline: the same for turns that bring 512 tokens or more; shorter ones run at home.
-    Ppd,
-}
-
-impl PolicyKind {
-    /// Every policy.
-    pub const ALL: [Self; 6] = [
-        Self::Strict,
-        Self::FollowKv,
-        Self::Collocated,
-        Self::CollocatedSpread,
-        Self::Disaggregated,
-        Self::Ppd,
-    ];
-
-    /// As an operator writes it.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Strict => "strict",
-            Self::FollowKv => "follow-kv",
-            Self::Collocated => "collocated",
-            Self::CollocatedSpread => "collocated-spread",
-            Self::Disaggregated => "disaggregated",
-            Self::Ppd => "ppd",
-        }
-    }
-
-    /// The policy of that name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
-    }
-}
 
 /// The router's settings.
 ///
@@ -86,7 +41,7 @@ pub struct Config {
     /// What a worker says about its load is not used when it is older.
     pub report_stale_after: Duration,
     /// Which rule places conversations.
-    pub policy: PolicyKind,
+    pub policy: PolicyChoice,
     /// A turn whose first token comes later does not count as goodput; `None`: any time will do.
     pub slo_ttft: Option<Duration>,
     /// A turn whose mean gap between tokens is longer does not count as goodput.
@@ -105,7 +60,7 @@ impl Default for Config {
             max_conversations: 4_000_000,
             block_size: BlockSize::DEFAULT,
             report_stale_after: Duration::from_secs(10),
-            policy: PolicyKind::Strict,
+            policy: PolicyChoice::Strict,
             slo_ttft: None,
             slo_tbt: None,
         }

@@ -13,6 +13,7 @@ use crate::activity::Activity;
 use crate::backlog::Backlog;
 use crate::error::JoinError;
 use crate::occupancy::{NEWCOMERS_WAIT, Occupancy};
+use crate::pace::StepTime;
 use crate::report::WorkerReport;
 use crate::residency::Residency;
 use crate::sync::{Counter, Mutex, POCKETS, Padded, stripe};
@@ -169,6 +170,9 @@ pub(crate) struct Worker {
     pub(crate) occupancy: Occupancy,
     pub(crate) backlog: Padded<Backlog>,
     pub(crate) throughput: Throughput,
+    /// Prompt tokens that turns of its own conversations wait for or compute here.
+    pub(crate) computing: Counter,
+    pub(crate) steps: StepTime,
     pub(crate) activity: Activity,
     references: [OnceLock<WorkerRef>; POCKETS],
     /// Conversations whose word names this decoder.
@@ -444,6 +448,8 @@ impl Fleet {
             occupancy: Occupancy::new(),
             backlog: Padded(Backlog::new()),
             throughput: Throughput::default(),
+            computing: Counter::default(),
+            steps: StepTime::default(),
             activity: Activity::new(),
             references: std::array::from_fn(|_| OnceLock::new()),
             conversations: Counter::default(),

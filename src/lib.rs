@@ -61,6 +61,7 @@ pub mod identity;
 pub mod kv_events;
 pub mod metrics;
 mod occupancy;
+mod pace;
 pub mod placement;
 mod pocket;
 #[cfg(feature = "proxy")]

@@ -10,6 +10,8 @@ from os import PathLike
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias, TypedDict, final
 
+from conserve.policies import PolicyName
+
 __all__ = [
     "Call",
     "Collect",
@@ -38,6 +40,7 @@ __all__ = [
     "Worker",
     "WorkerView",
     "__version__",
+    "policies",
     "simulate",
 ]
 
@@ -190,6 +193,7 @@ class Router:
     Options:
         policy: the placement rule; "strict" is one pin and one handoff for each conversation, the others are in the guide
             "policies".
+        policy_options: what that rule takes beside, such as `{"rule": "min"}` for "ampd"; `policies` lists all.
         low_watermark: new conversations are admitted while a decoder's booked blocks stay under this share of its
             capacity (0 < x <= 1); turns of conversations already pinned may use the rest.
         prefill_backlog_tokens: a prefiller with this many queued input tokens gets no new conversation.
@@ -220,9 +224,8 @@ class Router:
         prefillers: Sequence[Prefiller] = (),
         decoders: Sequence[Decoder | Worker] = (),
         *,
-        policy: Literal[
-            "strict", "follow-kv", "collocated", "collocated-spread", "disaggregated", "ppd"
-        ] = "strict",
+        policy: PolicyName = "strict",
+        policy_options: Mapping[str, str | float] | None = None,
         low_watermark: float = 0.8,
         prefill_backlog_tokens: int = 65_536,
         queue_limit: int = 1024,
@@ -1034,6 +1037,9 @@ class SimResult:
     @property
     def end_s(self) -> float:
         """When the run ended."""
+
+def policies() -> list[tuple[str, bool, dict[str, str]]]:
+    """Each policy: its name, whether it is meant for workers that only compute prompts, its options with what they take."""
 
 def simulate(scenario: str, workload: SimWorkload, *, seed: int) -> SimResult:
     """Runs a scenario, a JSON document, over a workload; deterministic. Lets go of the GIL.

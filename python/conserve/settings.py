@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from conserve._core import Decoder, Dispatcher, Prefiller, Router, Worker
 from conserve.errors import ConfigError
+from conserve.policies import PolicyName
 
 __all__ = ["Role", "Settings", "WorkerAt"]
 
@@ -118,6 +119,18 @@ def _words(value: object) -> object:
     return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
 
+def _options(value: object) -> object:
+    if isinstance(value, str):
+        value = value.split()
+    if not isinstance(value, Iterable):
+        return value
+    pairs = [tuple(item.split("=", 1)) if isinstance(item, str) else item for item in value]
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(f"{pair!r} is no option of a policy: write key=value")
+    return tuple(pairs)
+
+
 def _never(value: object) -> object:
     return None if isinstance(value, str) and value.lower() in ("", "none", "never") else value
 
@@ -141,6 +154,7 @@ def _shape(value: object) -> object:
 
 
 _Shape: TypeAlias = Annotated[tuple[str, str | None], NoDecode, BeforeValidator(_shape)]
+_Options: TypeAlias = Annotated[tuple[tuple[str, str], ...], NoDecode, BeforeValidator(_options)]
 _Workers: TypeAlias = Annotated[tuple[WorkerAt, ...], NoDecode, BeforeValidator(_workers)]
 _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -169,8 +183,9 @@ class Settings(BaseSettings):
     )
 
     # The router.
-    policy: Literal["strict", "follow-kv", "collocated", "collocated-spread", "disaggregated", "ppd"] = Field(
-        "strict", description="The placement rule; see the guide on policies."
+    policy: PolicyName = Field("strict", description="The placement rule; see the guide on policies.")
+    policy_option: _Options = Field(
+        (), description="What the rule takes beside, as `key=value`, several separated by spaces."
     )
     low_watermark: float = Field(
         0.8, gt=0, le=1, description="New conversations stop at this share of a decoder."
@@ -302,6 +317,7 @@ class Settings(BaseSettings):
         """A router over these workers; with `empty`, one that they join later. Raises ConfigError."""
         router = Router(
             policy=self.policy,
+            policy_options=dict(self.policy_option),
             low_watermark=self.low_watermark,
             prefill_backlog_tokens=self.prefill_backlog_tokens,
             queue_limit=self.queue_limit,

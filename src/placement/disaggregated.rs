@@ -2,28 +2,35 @@
 //!
 //! With a threshold (PPD, arXiv 2603.13358, whose published engine uses 512 tokens) turns that bring less run at home.
 
-use super::rank::{able_prefillers, first_done};
 use super::strict::Strict;
-use super::{Decision, Observed, Policy, TurnView};
+use super::{Decision, Observed, Policy, TurnView, remote};
+use crate::config::{PolicyChoice, PpdOptions, Remote};
 use crate::event::Reason;
-use crate::units::{Blocks, Tokens, WorkerId};
-
-/// Turns that bring fewer tokens run at home, under PPD.
-pub(super) const PPD_FROM: Tokens = Tokens(512);
+use crate::units::{Tokens, WorkerId};
 
 /// See the module.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Disaggregated {
-    pub(super) from: Tokens,
+    pub(super) remote: Remote,
+    /// Turns that bring fewer tokens run at home.
+    pub(super) threshold: Option<Tokens>,
 }
 
 impl Policy for Disaggregated {
     fn name(&self) -> &'static str {
-        if self.from == Tokens(0) {
-            "disaggregated"
-        } else {
-            "ppd"
+        match self.threshold {
+            None => "disaggregated",
+            Some(_) => "ppd",
         }
+    }
+
+    fn variant(&self) -> String {
+        let remote = self.remote;
+        let choice = match self.threshold {
+            None => PolicyChoice::Disaggregated(remote),
+            Some(threshold) => PolicyChoice::Ppd(PpdOptions { threshold, remote }),
+        };
+        choice.to_string()
     }
 
     fn is_sticky(&self) -> bool {
@@ -31,31 +38,24 @@ impl Policy for Disaggregated {
     }
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
-        let Some(home) = turn.home else {
+        if turn.home.is_none() {
             return Strict.place(turn, fleet);
-        };
-        if turn.prompt.0.saturating_sub(turn.resident.0) < self.from.0 {
+        }
+        if self.threshold.is_some_and(|from| turn.append() < from) {
             return Decision::Stay;
         }
-        let Some(home) = fleet.workers.iter().find(|worker| worker.id == home) else {
+        let Some(home) = remote::home(turn, fleet) else {
             return Decision::Stay;
         };
-        match first_done(turn, able_prefillers(turn, fleet, &[home.id]), None) {
-            None => Decision::Stay,
-            Some((prefiller, _)) => {
-                let capacity = home.capacity.unwrap_or(Blocks::ZERO);
-                Decision::Place {
-                    prefiller: Some(prefiller.id),
-                    decoder: home.id,
-                    ceiling: capacity,
-                    alone: capacity,
-                    reason: Reason::NextPrefiller {
-                        queued: prefiller.queued,
-                        tokens_per_s: prefiller.tokens_per_s,
-                    },
-                }
-            }
-        }
+        let Some(prefiller) = remote::first(turn, home, fleet, self.remote) else {
+            return Decision::Stay;
+        };
+        let (queued, tokens_per_s) = (prefiller.queued, prefiller.tokens_per_s);
+        let reason = Reason::NextPrefiller {
+            queued,
+            tokens_per_s,
+        };
+        remote::by(prefiller, turn, home, self.remote, reason)
     }
 
     fn next_prefiller(

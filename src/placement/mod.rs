@@ -5,15 +5,18 @@
 //! does, and asks again if the books moved meanwhile.
 //! Leaves to others: booking (`occupancy`), waiting (`admission`), the life of the pin (`conversation`).
 
+mod ampd;
 mod collocated;
 mod disaggregated;
 mod follow_kv;
 mod rank;
+mod remote;
 pub(crate) mod strict;
 #[cfg(test)]
 mod tests;
+mod times;
 
-use crate::config::PolicyKind;
+use crate::config::PolicyChoice;
 use crate::event::Reason;
 use crate::fleet::Role;
 use crate::units::{BlockSize, Blocks, Tokens, WorkerId};
@@ -37,12 +40,17 @@ pub struct WorkerView {
     pub running: u32,
     /// Pinned turns wait to grow there: what it frees is theirs.
     pub growth_waits: bool,
-    /// Prompt tokens queued at it.
+    /// Prompt tokens queued at it for others.
     pub queued: Tokens,
+    /// Prompt tokens that turns at home there wait for or compute. Not counted for a policy that never asks again.
+    pub computing: Tokens,
     /// It takes new conversations while fewer than this are queued.
     pub backlog_limit: Tokens,
     /// Prompt tokens per second observed; `None` before the first.
     pub tokens_per_s: Option<f64>,
+    /// Milliseconds between two tokens of a turn observed; `None` before the first. Not counted for a policy that never
+    /// asks again.
+    pub step_ms: Option<f64>,
     /// Longest prompt plus answer.
     pub max_model_len: Option<Tokens>,
 }
@@ -103,6 +111,8 @@ pub enum Decision {
         prefiller: Option<WorkerId>,
         /// Holds the conversation from now on.
         decoder: WorkerId,
+        /// Tokens of the prompt that the prefiller is expected to compute: they count as queued there.
+        compute: Tokens,
         /// Blocks that the decoder may have booked afterwards.
         ceiling: Blocks,
         /// The same if nothing else is booked there.
@@ -124,6 +134,11 @@ pub trait Policy: Send + Sync {
     /// As an operator writes it.
     fn name(&self) -> &'static str;
 
+    /// The name with the options that it was given, where there are any.
+    fn variant(&self) -> String {
+        self.name().to_owned()
+    }
+
     /// Whether a turn of a pinned conversation always runs at home: then it is not even asked.
     fn is_sticky(&self) -> bool;
 
@@ -139,15 +154,20 @@ pub trait Policy: Send + Sync {
     ) -> Option<(WorkerId, Reason)>;
 }
 
-pub(crate) fn policy(kind: PolicyKind) -> Box<dyn Policy> {
-    match kind {
-        PolicyKind::Strict => Box::new(strict::Strict),
-        PolicyKind::FollowKv => Box::new(follow_kv::FollowKv),
-        PolicyKind::Collocated => Box::new(collocated::Collocated { affinity: true }),
-        PolicyKind::CollocatedSpread => Box::new(collocated::Collocated { affinity: false }),
-        PolicyKind::Disaggregated => Box::new(disaggregated::Disaggregated { from: Tokens(0) }),
-        PolicyKind::Ppd => Box::new(disaggregated::Disaggregated {
-            from: disaggregated::PPD_FROM,
+pub(crate) fn policy(choice: impl Into<PolicyChoice>) -> Box<dyn Policy> {
+    match choice.into() {
+        PolicyChoice::Strict => Box::new(strict::Strict),
+        PolicyChoice::FollowKv => Box::new(follow_kv::FollowKv),
+        PolicyChoice::Collocated => Box::new(collocated::Collocated { affinity: true }),
+        PolicyChoice::CollocatedSpread => Box::new(collocated::Collocated { affinity: false }),
+        PolicyChoice::Disaggregated(remote) => Box::new(disaggregated::Disaggregated {
+            remote,
+            threshold: None,
         }),
+        PolicyChoice::Ppd(options) => Box::new(disaggregated::Disaggregated {
+            remote: options.remote,
+            threshold: Some(options.threshold),
+        }),
+        PolicyChoice::Ampd(options) => Box::new(ampd::Ampd(options)),
     }
 }

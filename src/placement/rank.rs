@@ -9,6 +9,7 @@ use crate::units::{Blocks, Tokens, WorkerId};
 
 /// The decoder that a new conversation gets.
 pub(super) struct DecoderChoice<'a> {
+    pub(super) prompt: Tokens,
     pub(super) decoder: &'a WorkerView,
     pub(super) capacity: Blocks,
     pub(super) ceiling: Blocks,
@@ -26,6 +27,7 @@ impl DecoderChoice<'_> {
         Decision::Place {
             prefiller,
             decoder: self.decoder.id,
+            compute: self.prompt,
             ceiling: self.ceiling,
             alone: self.capacity,
             reason,
@@ -73,6 +75,7 @@ pub(super) fn choose_decoder<'a>(
                 free,
                 tie,
                 DecoderChoice {
+                    prompt: turn.prompt,
                     decoder: worker,
                     capacity,
                     ceiling,

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::PolicyKind;
+use crate::config::{PolicyChoice, PolicyKind};
 
 fn worker(id: u16, role: Role, booked: u64) -> WorkerView {
     WorkerView {
@@ -16,8 +16,10 @@ fn worker(id: u16, role: Role, booked: u64) -> WorkerView {
         running: 0,
         growth_waits: false,
         queued: Tokens(0),
+        computing: Tokens(0),
         backlog_limit: Tokens(65_536),
         tokens_per_s: Some(10_000.0),
+        step_ms: Some(20.0),
         max_model_len: None,
     }
 }
@@ -38,7 +40,15 @@ fn turn(prompt: u32, home: Option<u16>, resident: u32) -> TurnView {
     }
 }
 
-fn decide(kind: PolicyKind, turn: &TurnView, fleet: &Observed) -> Option<(Option<u16>, u16)> {
+fn variant(text: &str) -> PolicyChoice {
+    text.parse().expect("a policy")
+}
+
+fn decide(
+    kind: impl Into<PolicyChoice>,
+    turn: &TurnView,
+    fleet: &Observed,
+) -> Option<(Option<u16>, u16)> {
     match policy(kind).place(turn, fleet) {
         Decision::Place {
             prefiller, decoder, ..
@@ -64,6 +74,7 @@ fn a_first_turn_goes_to_the_emptiest_decoder_by_the_way_that_the_policy_names() 
         (PolicyKind::Strict, Some(0)),
         (PolicyKind::Disaggregated, Some(0)),
         (PolicyKind::Ppd, Some(0)),
+        (PolicyKind::Ampd, Some(0)),
         (PolicyKind::Collocated, None),
         (PolicyKind::CollocatedSpread, None),
     ] {
@@ -171,6 +182,91 @@ fn follow_kv_places_afresh_what_has_nothing_to_lose() {
     );
 }
 
+/// 100 new tokens take 10 ms on either side at 10,000 tokens/s, each with a decode step of 20 ms.
+#[test]
+fn ampd_stays_where_both_take_as_long_and_goes_where_home_is_busy() {
+    let next = turn(4_100, Some(1), 4_000);
+    let gone = Some((Some(0), 1));
+    let busy = |tokens| {
+        let mut fleet = split();
+        fleet.workers[1].computing = Tokens(tokens);
+        fleet
+    };
+    // At home 10 + 20 ms and the queue; away 10 + 20 ms and the link, 5 + 1.15 ms.
+    assert_eq!(decide(variant("ampd(min)"), &next, &split()), None);
+    assert_eq!(
+        decide(variant("ampd(min)"), &next, &busy(61)),
+        None,
+        "36.1 ms, 36.15"
+    );
+    assert_eq!(
+        decide(variant("ampd(min)"), &next, &busy(62)),
+        gone,
+        "36.2 ms, 36.15"
+    );
+    assert_eq!(
+        decide(variant("ampd(min, X=0)"), &next, &busy(1)),
+        gone,
+        "the link is free"
+    );
+    assert_eq!(
+        decide(variant("ampd(min, X=0, blind=1)"), &next, &busy(9_000)),
+        None
+    );
+    // Without a cache the prefiller computes 4,100 tokens: 410 ms.
+    let costly = variant("ampd(min, pcache=0)");
+    assert_eq!(decide(costly, &next, &busy(4_000)), None, "430 ms, 436");
+    assert_eq!(decide(costly, &next, &busy(4_100)), gone, "440 ms, 436");
+    // It fetches the history instead: 5 + 46 ms.
+    assert_eq!(
+        decide(variant("ampd(min, pcache=0, fetch=1)"), &next, &busy(1_000)),
+        gone
+    );
+}
+
+#[test]
+fn the_rules_of_ampd_differ_in_what_comes_first() {
+    let next = turn(4_100, Some(1), 4_000);
+    let gone = Some((Some(0), 1));
+    let with = |computing, queued| {
+        let mut fleet = split();
+        fleet.workers[1].computing = Tokens(computing);
+        fleet.workers[0].queued = Tokens(queued);
+        fleet
+    };
+    let of = |rule: &str, fleet: &Observed| decide(variant(&format!("ampd({rule})")), &next, fleet);
+    // Both in time; the step of 20 ms and 100 tokens make a gap of 30 ms, home is a little faster.
+    assert_eq!(of("slo", &with(0, 0)), None);
+    assert_eq!(of("remote_first", &with(0, 0)), gone);
+    // 500 more tokens make the gap 80 ms > 60 ms: away, although that is slower.
+    assert_eq!(of("slo", &with(500, 900)), gone);
+    assert_eq!(of("min", &with(500, 900)), None);
+    // Neither in time: the faster one.
+    assert_eq!(of("slo", &with(20_000, 30_000)), None);
+    assert_eq!(of("remote_first", &with(20_000, 30_000)), None);
+    assert_eq!(of("slo", &with(30_000, 20_000)), gone);
+    // A target that home meets and the prefiller does not.
+    assert_eq!(of("remote_first", &with(0, 30_000)), None);
+    assert_eq!(of("slo", &with(0, 30_000)), None);
+    assert_eq!(of("static, threshold=101", &with(90_000, 0)), None);
+    assert_eq!(of("static, threshold=100", &with(0, 90_000)), gone);
+}
+
+#[test]
+fn without_a_cache_a_whole_prompt_is_queued_at_the_prefiller() {
+    let next = turn(4_100, Some(1), 4_000);
+    for (text, queued) in [
+        ("disaggregated", 100),
+        ("disaggregated(pcache=0)", 4_100),
+        ("ppd(0, pcache=0, fetch=1)", 100),
+    ] {
+        let Decision::Place { compute, .. } = policy(variant(text)).place(&next, &split()) else {
+            panic!("{text} goes to the prefiller");
+        };
+        assert_eq!(compute, Tokens(queued), "{text}");
+    }
+}
+
 #[test]
 fn equal_workers_and_an_idle_fleet_make_follow_kv_collocated() {
     let equal = fleet(&[worker(0, Role::Both, 100), worker(1, Role::Both, 100)]);
@@ -200,7 +296,9 @@ fn any_worker(id: u16) -> impl Strategy<Value = WorkerView> {
                 running,
                 growth_waits: queued % 5 == 0,
                 queued: Tokens(queued),
+                computing: Tokens(queued % 7_000),
                 tokens_per_s: rate,
+                step_ms: rate.map(|rate| rate / 100.0),
                 max_model_len: longest.map(Tokens),
                 ..worker(id, role, 0)
             },
@@ -215,11 +313,14 @@ proptest! {
         resident in 0..30_000_u32,
         home in prop::option::of(0..6_u16),
         tie in any::<u64>(),
-        kind in prop::sample::select(PolicyKind::ALL.to_vec()),
+        kind in prop::sample::select(PolicyKind::ALL.map(PolicyChoice::from).into_iter().chain(
+            ["ampd(min, X=0, pcache=0)", "ampd(remote_first, fetch=1)", "ampd(static, threshold=0)"].map(variant)
+        ).collect::<Vec<_>>()),
     ) {
         let fleet = fleet(&workers);
         let home = home.filter(|home| workers.iter().any(|worker| worker.id.get() == *home && worker.role.decodes()));
         let turn = TurnView { tie, ..turn(prompt, home, resident.min(prompt)) };
+        let kind: PolicyChoice = kind;
         let decision = policy(kind).place(&turn, &fleet);
         prop_assert_eq!(decision, policy(kind).place(&turn, &fleet), "I5");
         match decision {

@@ -5,6 +5,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 
+use crate::config::PolicyError;
 use crate::error::{ConfigError, JoinError, Rejected};
 use crate::event::FailReason;
 
@@ -77,6 +78,15 @@ pub(super) fn config_error(py: Python<'_>, error: &ConfigError) -> PyErr {
         key => key,
     };
     out_of_range(py, key, &error.value, error.range)
+}
+
+/// A policy, or an option of one, that there is not.
+pub(super) fn policy_error(py: Python<'_>, error: &PolicyError) -> PyErr {
+    let key = error.option().map_or_else(
+        || "policy".to_owned(),
+        |option| format!("policy_options.{option}"),
+    );
+    config(py, &error.to_string(), &key, error.accepted())
 }
 
 /// A scenario of the simulator that cannot be run.

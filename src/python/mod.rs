@@ -17,6 +17,7 @@ mod dispatcher;
 mod errors;
 #[cfg(feature = "proxy")]
 mod native;
+mod policies;
 mod route;
 mod router;
 mod shell;
@@ -47,6 +48,8 @@ mod core {
     #[cfg(feature = "proxy")]
     #[pymodule_export]
     use super::native::PyNativeDoor;
+    #[pymodule_export]
+    use super::policies::policies;
     #[pymodule_export]
     use super::route::PyRoute;
     #[pymodule_export]

@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyAssertionError, PyKeyError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyString};
 
 use super::clock::{Clock, PyManualClock, seconds};
 use super::context::PyTurnContext;
 use super::convert::{block_size, blocks, count, optional, span, tokens};
 use super::errors::{config_error, join_error, out_of_range};
+use super::policies::choice;
 use super::shell::Shell;
 use super::views::{PyConversationView, PySnapshot, PySwept};
 use super::wake::Wakes;
 use super::workers::{AnyWorker, PyPrefiller};
-use crate::config::{Config, PolicyKind};
+use crate::config::Config;
 use crate::event::LostReason;
 use crate::identity::{Identity, IdentityLimits};
 use crate::metrics::{Metrics, Slo};
@@ -64,11 +65,11 @@ impl WorkerName {
 impl PyRouter {
     #[new]
     #[pyo3(signature = (
-        prefillers = Vec::new(), decoders = Vec::new(), *, policy = "strict", low_watermark = 0.8,
+        prefillers = Vec::new(), decoders = Vec::new(), *, policy = "strict", policy_options = None, low_watermark = 0.8,
         prefill_backlog_tokens = 65536, queue_limit = 1024, queue_timeout_s = 30.0, idle_timeout_s = Some(3600.0),
         evict_idle = false, max_conversations = 4_000_000, block_size = 16, slo_ttft_ms = None, slo_tbt_ms = None,
         report_stale_s = 10.0, clock = None, secret = None
-    ), text_signature = "(prefillers=(), decoders=(), *, policy='strict', low_watermark=0.8, \
+    ), text_signature = "(prefillers=(), decoders=(), *, policy='strict', policy_options=None, low_watermark=0.8, \
         prefill_backlog_tokens=65536, queue_limit=1024, queue_timeout_s=30.0, idle_timeout_s=3600.0, \
         evict_idle=False, max_conversations=4000000, block_size=16, slo_ttft_ms=None, slo_tbt_ms=None, \
         report_stale_s=10.0, clock=None, secret=None)")]
@@ -81,6 +82,7 @@ impl PyRouter {
         prefillers: Vec<Bound<'_, PyPrefiller>>,
         decoders: Vec<AnyWorker<'_>>,
         policy: &str,
+        policy_options: Option<&Bound<'_, PyDict>>,
         low_watermark: f64,
         prefill_backlog_tokens: i64,
         queue_limit: i64,
@@ -108,10 +110,7 @@ impl PyRouter {
             max_conversations: count(py, "max_conversations", max_conversations)?,
             block_size: self::block_size(py, "block_size", block_size)?,
             report_stale_after: span(py, "report_stale_s", report_stale_s)?,
-            policy: PolicyKind::from_name(policy).ok_or_else(|| {
-                let known = PolicyKind::ALL.map(PolicyKind::as_str).join(", ");
-                out_of_range(py, "policy", policy, &known)
-            })?,
+            policy: choice(py, policy, policy_options)?,
             slo_ttft: millis("slo_ttft_ms", slo_ttft_ms)?,
             slo_tbt: millis("slo_tbt_ms", slo_tbt_ms)?,
         };

@@ -250,8 +250,8 @@ impl PySnapshot {
     }
 
     #[getter]
-    const fn policy(&self) -> &'static str {
-        self.0.policy
+    fn policy(&self) -> &str {
+        &self.0.policy
     }
 
     /// Totals since the start, by event.

@@ -279,6 +279,7 @@ impl Engine {
             .blocks(asking.prompt)
             .less(state.blocks);
         let ceiling = Ceiling::capacity(capacity);
+        let resident = decoder.block_size().tokens(state.blocks).0;
         let reserve = || {
             decoder
                 .occupancy
@@ -326,6 +327,7 @@ impl Engine {
             prefiller: None,
             task: Some(decoder.activity.begin(decoder.id, Doing::Prefill, now)),
             queued: None,
+            computing: self.computing(decoder, Tokens(asking.prompt.0.saturating_sub(resident))),
             reserved: reservation.hand_to_turn(),
             prompt: asking.prompt,
             context: conversation.context(),
@@ -408,6 +410,15 @@ impl Engine {
         });
     }
 
+    /// Counts prompt tokens that a decoder is given to compute for itself, if the policy may ask about them.
+    pub(super) fn computing(&self, decoder: &Worker, tokens: Tokens) -> Tokens {
+        if self.sticky {
+            return Tokens(0);
+        }
+        decoder.computing.add(u64::from(tokens.0));
+        tokens
+    }
+
     /// The fleet as a policy sees it.
     pub(crate) fn observed(&self) -> Observed {
         let mut workers = Vec::new();
@@ -432,8 +443,10 @@ fn view(worker: &Worker) -> WorkerView {
         running: books.running,
         growth_waits: books.growth_waits,
         queued: worker.backlog.queued(),
+        computing: Tokens(u32::try_from(worker.computing.get()).unwrap_or(u32::MAX)),
         backlog_limit: worker.backlog_limit,
         tokens_per_s: worker.throughput.get(),
+        step_ms: worker.steps.get(),
         max_model_len: worker.max_model_len(),
     }
 }

@@ -27,6 +27,8 @@ pub(crate) struct Grant {
     pub(crate) task: Option<Task>,
     /// Tokens that still count as queued at the prefiller.
     pub(crate) queued: Option<Queued>,
+    /// Tokens that count as computed at the decoder for itself.
+    pub(crate) computing: Tokens,
     /// Blocks booked for this turn.
     pub(crate) reserved: Blocks,
     pub(crate) prompt: Tokens,

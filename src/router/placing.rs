@@ -21,6 +21,8 @@ use crate::units::{Timestamp, Tokens};
 pub(crate) struct Booked<'a> {
     decoder: &'a Worker,
     prefiller: Option<&'a Worker>,
+    /// Tokens queued at the prefiller.
+    compute: Tokens,
     reservation: Reservation<'a>,
     reason: Reason,
 }
@@ -104,6 +106,7 @@ impl Engine {
             let Decision::Place {
                 prefiller,
                 decoder,
+                compute,
                 ceiling,
                 alone,
                 reason,
@@ -129,11 +132,12 @@ impl Engine {
             }
             if let Some(reservation) = asked.reservation {
                 let admits =
-                    |worker: &Worker| worker.backlog.try_add(turn.prompt, worker.backlog_limit);
+                    |worker: &Worker| worker.backlog.try_add(compute, worker.backlog_limit);
                 if prefiller.is_none_or(admits) {
                     return Ok(Booked {
                         decoder,
                         prefiller,
+                        compute,
                         reservation,
                         reason,
                     });
@@ -156,11 +160,12 @@ impl Engine {
         let Booked {
             decoder,
             prefiller,
+            compute,
             reservation,
             reason,
         } = booked;
         let give_up = |reservation: Reservation<'_>| {
-            let queued = prefiller.is_some_and(|worker| worker.backlog.done(asking.prompt));
+            let queued = prefiller.is_some_and(|worker| worker.backlog.done(compute));
             if (reservation.cancel() | queued) && !asking.waited {
                 self.serve(now);
             }
@@ -202,9 +207,13 @@ impl Engine {
             task: Some(computes.activity.begin(computes.id, Doing::Prefill, now)),
             queued: prefiller.map(|worker| Queued {
                 prefiller: worker.id,
-                tokens: asking.prompt,
+                tokens: compute,
                 since: now,
             }),
+            computing: match prefiller {
+                None => self.computing(decoder, asking.prompt),
+                Some(_) => Tokens(0),
+            },
             reserved: reservation.hand_to_turn(),
             prompt: asking.prompt,
             context,

@@ -12,6 +12,13 @@ use crate::fleet::Worker;
 use crate::occupancy::Occupancy;
 use crate::units::{BlockSize, Blocks, Timestamp, Tokens, WorkerId};
 
+/// A prompt that a prefiller computed, less what it had.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Prefilled {
+    pub(crate) prompt: Tokens,
+    pub(crate) cached: Tokens,
+}
+
 impl Engine {
     /// What the turn does from now on, and where; its conversation is charged for what it did before.
     pub(crate) fn work(&self, grant: &mut Grant, next: Option<(WorkerId, Doing)>, now: Timestamp) {
@@ -20,19 +27,34 @@ impl Engine {
             return;
         }
         if let Some(task) = grant.task.take() {
+            let computing = std::mem::take(&mut grant.computing);
+            if computing > Tokens(0) {
+                let decoder = self.fleet.worker(grant.decoder);
+                decoder.computing.sub(u64::from(computing.0));
+            }
             let charge = self.fleet.worker(task.worker).activity.end(task, now);
             grant.conversation.charge(charge);
         }
         grant.task = next.map(|(id, doing)| self.fleet.worker(id).activity.begin(id, doing, now));
     }
 
+    /// The decoder computed what counted as computed there: its first token is here.
+    pub(crate) fn computed_at_home(&self, grant: &Grant, now: Timestamp) {
+        if grant.computing > Tokens(0) {
+            let decoder = self.fleet.worker(grant.decoder);
+            let (tokens, since) = (grant.computing, grant.started);
+            decoder.throughput.done(tokens, since, now);
+        }
+    }
+
     /// The prompt is computed, or will not be: it no longer counts as queued.
-    pub(crate) fn dequeue(&self, grant: &mut Grant, computed: Option<Tokens>, now: Timestamp) {
+    pub(crate) fn dequeue(&self, grant: &mut Grant, computed: Option<Prefilled>, now: Timestamp) {
         let Some(queued) = grant.queued.take() else {
             return;
         };
         let prefiller = self.fleet.worker(queued.prefiller);
-        if let Some(tokens) = computed {
+        if let Some(Prefilled { prompt, cached }) = computed {
+            let tokens = Tokens(prompt.0.saturating_sub(cached.0));
             prefiller.throughput.done(tokens, queued.since, now);
             prefiller.activity.handled(tokens, Tokens(0));
             self.recent.add(tokens, Tokens(0), now);
@@ -42,7 +64,7 @@ impl Engine {
                 at: now,
                 key,
                 prefiller: queued.prefiller,
-                prompt: tokens,
+                prompt,
                 took,
             });
         }
@@ -168,6 +190,9 @@ impl Engine {
         self.tally.own().finished.add(1);
         let (took, blocks) = (now.since(grant.started), settled.after.blocks);
         let pace = grant.pace(usage, now);
+        if let Some(gap) = pace.tbt.filter(|_| !self.sticky) {
+            self.fleet.worker(decoder).steps.observe(gap);
+        }
         self.observers.tell(|| Event::TurnFinished {
             at: now,
             key,

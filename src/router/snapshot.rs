@@ -126,7 +126,7 @@ pub struct Snapshot {
     /// `None` if none were computed.
     pub recomputed_share: Option<f64>,
     /// The policy's name.
-    pub policy: &'static str,
+    pub policy: String,
 }
 
 /// The books of a decoder disagree with its conversations.
@@ -283,7 +283,7 @@ impl Engine {
             waiting_tail: self.line.tail(),
             totals,
             recomputed_share: self.recent.share_again(now),
-            policy: self.policy.name(),
+            policy: self.policy.variant(),
         }
     }
 

@@ -9,6 +9,7 @@ use crate::event::Event;
 use crate::fleet::WorkerRef;
 use crate::placement::TurnView;
 use crate::router::grant::Queued;
+use crate::router::settle::Prefilled;
 use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
 
 /// Where a turn runs, and why.
@@ -91,9 +92,15 @@ impl Turn {
     /// The prefiller is done and counted `prompt` tokens: the booking is made to fit, and the
     /// prompt no longer counts as queued.
     pub fn prefilled(&mut self, prompt: Tokens, now: Timestamp) {
+        self.prefilled_after(prompt, Tokens(0), now);
+    }
+
+    /// The same from a prefiller that had `cached` tokens of the prompt and computed the others.
+    pub fn prefilled_after(&mut self, prompt: Tokens, cached: Tokens, now: Timestamp) {
         self.latest = now;
         let grant = &mut self.grant;
-        self.anchor.dequeue(grant, Some(prompt), now);
+        let done = Prefilled { prompt, cached };
+        self.anchor.dequeue(grant, Some(done), now);
         self.anchor.true_up(grant, prompt, now);
         let next = Some((grant.decoder, Doing::Decode));
         self.anchor.work(grant, next, now);
@@ -146,6 +153,7 @@ impl Turn {
     /// The client got its first token.
     pub fn first_token(&mut self, now: Timestamp) {
         self.latest = now;
+        self.anchor.computed_at_home(&self.grant, now);
         self.generating(now);
         let grant = &mut self.grant;
         grant.first_token.get_or_insert(now);

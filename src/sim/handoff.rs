@@ -9,6 +9,7 @@ use super::events::What;
 use super::flight::Stage;
 use super::scenario::FirstToken;
 use super::world::World;
+use crate::units::Tokens;
 
 impl World<'_> {
     /// Starts a turn whose prompt `prefiller` computes.
@@ -104,7 +105,8 @@ impl World<'_> {
             flight.row.first_token_s = now;
         }
         if let Some(turn) = flight.running.as_mut() {
-            turn.prefilled(told, self.at);
+            let cached = Tokens(told.0.saturating_sub(work.computed));
+            turn.prefilled_after(told, cached, self.at);
             if emits {
                 turn.first_token(self.at);
             }

@@ -62,8 +62,10 @@ pub fn simulate(
     workload: &Workload,
     seed: u64,
 ) -> Result<SimResult, ScenarioError> {
-    let policy = policy::named(&scenario.policy)?;
-    simulate_with(scenario, workload, policy, seed)
+    let policy = policy::made(&scenario.chosen);
+    let mut world = world::World::new(scenario, workload, policy, seed)?;
+    world.policy.clone_from(&scenario.chosen.name);
+    world.run()
 }
 
 /// The same with a policy of your own in place of the one that the scenario names.

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Deserializer};
 
+use super::policy::Chosen;
 use super::preset::Preset;
 
 /// A scenario that cannot be run.
@@ -34,6 +35,9 @@ pub struct Scenario {
     pub(super) engines: Vec<EngineSpec>,
     #[serde(default)]
     pub(super) policy: PolicySpec,
+    /// The same, read.
+    #[serde(skip)]
+    pub(super) chosen: Chosen,
     #[serde(default)]
     pub(super) router: RouterSpec,
     #[serde(default)]
@@ -430,13 +434,14 @@ impl Scenario {
     /// Names the path of the first key that is unknown, of the wrong type or out of range.
     pub fn from_json(text: &str) -> Result<Self, ScenarioError> {
         let mut from = serde_json::Deserializer::from_str(text);
-        let scenario: Self = serde_path_to_error::deserialize(&mut from).map_err(|error| {
+        let mut scenario: Self = serde_path_to_error::deserialize(&mut from).map_err(|error| {
             let path = error.path().to_string();
             ScenarioError::new(path, error.into_inner().to_string())
         })?;
         from.end()
             .map_err(|error| ScenarioError::new(".", error.to_string()))?;
         super::ranges::check(&scenario)?;
+        super::policy::settle(&mut scenario)?;
         Ok(scenario)
     }
 }

@@ -65,7 +65,7 @@ pub(super) struct World<'a> {
     pub(super) workload: &'a Workload,
     router: Router,
     scribe: Option<Arc<Scribe>>,
-    policy: String,
+    pub(super) policy: String,
     /// Engine by engine, as they joined: the router's ids in the order of the scenario.
     workers: Vec<WorkerId>,
     pub(super) engines: Vec<Engine>,
@@ -192,7 +192,7 @@ impl<'a> World<'a> {
         Ok(Self {
             scenario,
             workload,
-            policy: router.snapshot(Timestamp(0)).policy.to_owned(),
+            policy: router.snapshot(Timestamp(0)).policy,
             router,
             scribe,
             workers,

@@ -440,6 +440,7 @@ impl Policy for Restless {
         };
         let prefiller = fleet.workers.iter().find(|worker| worker.role.prefills());
         other(turn.home).map_or(Decision::Stay, |decoder| Decision::Place {
+            compute: turn.prompt,
             prefiller: prefiller.map(|worker| worker.id),
             decoder: decoder.id,
             ceiling: decoder.capacity.unwrap_or_default(),

@@ -117,7 +117,7 @@ impl World {
         let config = Config {
             queue_limit: plan.queue_limit,
             evict_idle: plan.evict_idle,
-            policy: plan.policy,
+            policy: plan.policy.into(),
             ..Config::default()
         };
         let dispatch = DispatchConfig {

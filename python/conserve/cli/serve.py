@@ -24,6 +24,7 @@ __all__ = ["serve"]
 
 _WORKERS: Final = {"prefillers": "--prefiller", "decoders": "--decoder", "both": "--both"}
 _logger = logging.getLogger(__name__)
+_REPEATED: Final = ("policy_option",)
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -73,6 +74,11 @@ def _options() -> dict[str, Any]:
         text = field.description or ""
         if name in _WORKERS:
             option = typer.Option(_WORKERS[name], help=text, metavar="URL[,key=value...]", show_default=False)
+            made[name] = Annotated[list[str] | None, option]
+        elif name in _REPEATED:
+            option = typer.Option(
+                f"--{name.replace('_', '-')}", help=text, metavar="key=value", show_default=False
+            )
             made[name] = Annotated[list[str] | None, option]
         elif bool in kinds:
             shown = f"{text} [default: {'yes' if field.default else 'no'}]"

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from conserve.errors import ConfigError
-from conserve.sim.compare import POLICIES, Fleet, Outcome, Plan, compare
+from conserve.sim.compare import POLICIES, Fleet, Outcome, Plan, compare, split_names
 from conserve.sim.stats import Interval
 from conserve.sim.workload import WORKLOADS, traces_dir
 
@@ -34,7 +34,8 @@ def sim(
     context: typer.Context,
     trace: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")] = "swe-agent",
     policy: Annotated[
-        str, typer.Option(help=f"Separated by commas, of {', '.join(POLICIES)}.")
+        str,
+        typer.Option(help=f"Separated by commas, of {', '.join(POLICIES)}; options as in ampd(min, X=0)."),
     ] = "strict,collocated",
     rate: Annotated[float, typer.Option(help="Conversations per second, Poisson.")] = 0.3,
     fleet: Annotated[str, typer.Option(help="Prefillers and decoders.")] = "1P3D",
@@ -55,7 +56,7 @@ def sim(
     try:
         plan = Plan(
             workload=trace,
-            policies=tuple(name.strip() for name in policy.split(",")),
+            policies=split_names(policy),
             rate_per_s=rate,
             fleet=Fleet.read(fleet, preset=preset),
             conversations=conversations,
@@ -89,12 +90,12 @@ def _table(plan: Plan, outcomes: list[Outcome]) -> Table:
     )
     for name in (*names, "recomputed", "unstable"):
         table.add_column(name, justify="right", no_wrap=name.startswith("p95 against"))
-    for one in outcomes:
+    for at, one in enumerate(outcomes):
         table.add_row(
             one.policy,
             _number(one.ttfet_p50_s),
             _number(one.ttfet_p95_s),
-            "—" if one.policy == plan.policies[0] else _percent(one.ttfet_p95_change),
+            "—" if at == 0 else _percent(one.ttfet_p95_change),
             _number(one.ttft_p95_s),
             _number(one.tokens_per_j),
             f"{one.handoffs:.2f}",

@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from conserve._core import policies
 from conserve.errors import ConfigError
+from conserve.policies import POLICIES
 
 from .run import columns, joules, simulate
 from .stats import Interval, mean_interval, paired_change, percentile
@@ -25,13 +27,22 @@ if TYPE_CHECKING:
 
     from conserve._core import SimResult
 
-__all__ = ["POLICIES", "SPLIT_POLICIES", "Fleet", "Outcome", "Plan", "compare"]
+__all__ = ["POLICIES", "SPLIT_POLICIES", "Fleet", "Outcome", "Plan", "compare", "split_names"]
 
-SPLIT_POLICIES: Final = ("strict", "disaggregated", "ppd")
+SPLIT_POLICIES: Final = tuple(name for name, splits, _ in policies() if splits)
 """Policies that need prefillers."""
-POLICIES: Final = (*SPLIT_POLICIES, "follow-kv", "collocated", "collocated-spread")
 
+_SEPARATOR: Final = re.compile(r",(?![^(]*\))")
 _FLEET: Final = re.compile(r"(\d+)[pP](\d+)[dD]")
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Policies separated by commas, each with its options in parentheses: `strict,ampd(min, X=0)`."""
+    return tuple(name.strip() for name in _SEPARATOR.split(text))
+
+
+def _name(policy: str) -> str:
+    return policy.partition("(")[0].strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +70,7 @@ class Fleet:
     def engines(self, policy: str) -> list[dict[str, str]]:
         """The workers under `policy`, as a scenario names them."""
         roles = ["prefiller"] * self.prefillers + ["decoder"] * self.decoders
-        if policy not in SPLIT_POLICIES:
+        if _name(policy) not in SPLIT_POLICIES:
             roles = ["both"] * len(roles)
         return [{"role": role, "preset": self.preset} for role in roles]
 
@@ -79,7 +90,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuses what could not be run, naming the option."""
         for policy in self.policies:
-            if policy not in POLICIES:
+            if _name(policy) not in POLICIES:
                 raise ConfigError(f"policy is {policy!r}; choose from {', '.join(POLICIES)}")
         if not self.policies:
             raise ConfigError("no policy is given")
@@ -92,6 +103,7 @@ class Outcome:
     """One policy over all seeds; times in seconds, NaN where no seed was stable."""
 
     policy: str
+    """In full, with the options by which it decided."""
     ttfet_p50_s: Interval
     ttfet_p95_s: Interval
     ttft_p95_s: Interval
@@ -108,6 +120,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
+    policy: str
     stable: bool
     ttfet_p50_s: float
     ttfet_p95_s: float
@@ -159,6 +172,7 @@ def _read(result: SimResult) -> _Run:
     waits = [first - ready for first, ready in zip(turns["first_token_s"], turns["ready_s"], strict=True)]
     spent = joules(result)
     return _Run(
+        policy=result.policy,
         stable=diagnosis["outcome"] == "finished" and not diagnosis["unstable"],
         ttfet_p50_s=percentile(told["ttfet_s"], 50),
         ttfet_p95_s=percentile(told["ttfet_s"], 95),
@@ -178,7 +192,7 @@ def _outcome(plan: Plan, policy: str, runs: dict[tuple[str, int], _Run]) -> Outc
     pairs = [(run, other) for run, other in zip(own, base, strict=True) if run.stable and other.stable]
     computed = sum(run.computed for run in own)
     return Outcome(
-        policy=policy,
+        policy=own[0].policy,
         ttfet_p50_s=_mean(run.ttfet_p50_s for run in stable),
         ttfet_p95_s=_mean(run.ttfet_p95_s for run in stable),
         ttft_p95_s=_mean(run.ttft_p95_s for run in stable),

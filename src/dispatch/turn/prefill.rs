@@ -123,8 +123,10 @@ impl Dispatch {
         if let Some(counted) = counted {
             self.shared.ratio.observe(size, counted);
         }
-        turn.prefilled(
+        let cached = answer.usage.and_then(|usage| usage.cached).unwrap_or(0);
+        turn.prefilled_after(
             counted.map_or_else(|| self.shared.ratio.tokens(size), Tokens),
+            Tokens(cached),
             now,
         );
         self.decode(turn, handoff, tried, now)

@@ -88,11 +88,24 @@ fn settings_of_router_and_policy_are_refused_with_their_path() {
             r#""policy": {"name": "strict", "options": {"x": 1}}"#,
             "policy.options.x",
         ),
+        (r#""policy": {"name": "ampd(luck)"}"#, "policy.options.rule"),
+        (
+            r#""policy": {"name": "ampd", "options": {"ttft_ms": [1]}}"#,
+            "policy.options.ttft_ms",
+        ),
+        (
+            r#""policy": {"name": "ampd(reorder=many)"}"#,
+            "policy.options.reorder",
+        ),
+        (r#""policy": {"name": "ampd-paper"}"#, "flip"),
+        (r#""policy": {"name": "ampd-paper(1)"}"#, "policy.options.1"),
     ];
     for (more, key) in cases {
         let text = format!(r#"{{"engines": [{{"role": "both"}}], {more}}}"#);
-        let scenario = Scenario::from_json(&text).expect("the text is well formed");
-        assert_eq!(simulate(&scenario, &workload, 1).expect_err(key).key, key);
+        let refused = Scenario::from_json(&text)
+            .and_then(|scenario| simulate(&scenario, &workload, 1))
+            .expect_err(key);
+        assert_eq!(refused.key, key, "{refused}");
     }
 }
 

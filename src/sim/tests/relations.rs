@@ -81,6 +81,78 @@ fn a_flip_changes_only_what_it_is_meant_to() {
     assert_eq!(flipped.counters.flips, 1);
 }
 
+fn policy(text: &str) -> String {
+    fleet(&format!(r#", "policy": {{"name": "{text}"}}"#))
+}
+
+#[test]
+fn ampd_that_never_goes_is_strict_and_that_always_goes_is_disaggregated() {
+    let columns = agents(60, 1.5, 4);
+    let rows = |result: &SimResult| format!("{:?}", (&result.turns, &result.conversations));
+    let of = |text: &str| rows(&run(&policy(text), &columns));
+    let (strict, always) = (of("strict"), of("disaggregated"));
+    assert!(strict != always);
+    assert!(of("ampd(static, threshold=inf)") == strict);
+    assert!(of("ppd(inf)") == strict);
+    assert!(of("ampd(static, threshold=0)") == always);
+    assert!(of("ppd(0)") == always);
+    let afresh = of("disaggregated(pcache=0, delta=0)");
+    assert!(afresh != always);
+    assert!(of("ampd(static, threshold=0, pcache=0, delta=0)") == afresh);
+}
+
+#[test]
+fn ampd_is_strict_where_home_is_always_cheaper() {
+    // A prefiller that takes 100 times as long for each token.
+    let slow = |name: &str| {
+        format!(
+            r#"{{"engines": [{{"role": "prefiller", "cost": {{"token_s": 0.0011}}}}, {{"role": "decoder"}},
+                {{"role": "decoder"}}], "policy": {{"name": "{name}"}}}}"#
+        )
+    };
+    let columns = agents(20, 0.05, 6);
+    let rows = |name: &str| {
+        let result = run(&slow(name), &columns);
+        assert_eq!(result.counters.handoffs, 20, "{name}: only first turns");
+        format!("{:?}", (result.turns, result.conversations))
+    };
+    let strict = rows("strict");
+    for name in ["ampd(min)", "ampd(min, X=0)", "ampd(min, pcache=0)"] {
+        assert!(rows(name) == strict, "{name}");
+    }
+}
+
+#[test]
+fn what_a_policy_takes_about_remote_prefills_is_what_the_engines_do() {
+    let columns = agents(20, 0.5, 8);
+    let said = run(&policy("disaggregated(pcache=0, delta=0)"), &columns);
+    let done = run(
+        &fleet(
+            r#", "policy": {"name": "disaggregated"}, "remote": {"prefiller_cache": false, "delta": false}"#,
+        ),
+        &columns,
+    );
+    assert_eq!(said.policy, "disaggregated(pcache=0, delta=0)");
+    assert_eq!(done.policy, said.policy);
+    assert!(format!("{:?}", said.turns) == format!("{:?}", done.turns));
+    let fetched = run(
+        &policy("ampd(static, threshold=0, pcache=0, fetch=1)"),
+        &columns,
+    );
+    assert!(fetched.counters.fetches > 0);
+}
+
+#[test]
+fn prefillers_may_reorder_what_waits_under_ampd() {
+    let columns = agents(80, 4.0, 3);
+    let of = |text: &str| run(&policy(text), &columns);
+    let (plain, reordered) = (of("ampd(min)"), of("ampd(min, reorder=8)"));
+    assert_eq!(reordered.policy, "ampd(min, X=1, pcache=1, reorder=8)");
+    assert!(format!("{:?}", plain.turns) != format!("{:?}", reordered.turns));
+    let none = of("ampd(min, reorder=0)");
+    assert!(format!("{:?}", plain.turns) == format!("{:?}", none.turns));
+}
+
 #[test]
 fn a_shared_prefix_is_computed_once_on_each_engine() {
     let mut columns = WorkloadColumns::default();

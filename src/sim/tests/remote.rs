@@ -42,6 +42,7 @@ impl Policy for Remote {
         Decision::Place {
             prefiller,
             decoder: decoder.id,
+            compute: turn.prompt,
             ceiling,
             alone: ceiling,
             reason: Reason::NoPrefillerLeft,

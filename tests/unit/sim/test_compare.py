@@ -9,7 +9,7 @@ import pytest
 
 from conserve import ConfigError
 from conserve.cli import main
-from conserve.sim.compare import POLICIES, Fleet, Plan, compare
+from conserve.sim.compare import POLICIES, Fleet, Plan, compare, split_names
 
 
 def plan(policies: tuple[str, ...], *, rate_per_s: float = 0.2, seeds: int = 2) -> Plan:
@@ -31,11 +31,12 @@ def test_every_policy_runs_on_as_many_gpus() -> None:
 
 
 def test_handoffs_are_those_that_each_policy_makes() -> None:
-    told = {one.policy: one for one in compare(plan(POLICIES))}
+    told = dict(zip(POLICIES, compare(plan(POLICIES)), strict=True))
     turns = told["disaggregated"].handoffs
     assert told["strict"].handoffs == 1
     assert told["collocated"].handoffs == told["collocated-spread"].handoffs == 0
     assert 1 < told["ppd"].handoffs < turns, "only long turns"
+    assert 1 <= told["ampd"].handoffs < turns
     assert told["collocated-spread"].recomputed_share > told["collocated"].recomputed_share
     assert all(one.unstable == 0 for one in told.values())
 
@@ -66,5 +67,20 @@ def test_the_command_prints_numbers_that_a_program_can_read(capsys: pytest.Captu
 
 
 def test_the_command_names_a_wrong_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sim", "--policy", "strict,ampd"]) == 2
-    assert "policy is 'ampd'" in capsys.readouterr().err
+    assert main(["sim", "--policy", "strict,guess"]) == 2
+    assert "policy is 'guess'" in capsys.readouterr().err
+    assert main(["sim", "--policy", "strict,ampd(luck)"]) == 2
+    assert "rule = luck is out of range" in capsys.readouterr().err
+
+
+def test_variants_of_a_policy_are_compared_and_named_in_full() -> None:
+    text = "ampd(min, X=0),ampd(static,threshold=inf), disaggregated(pcache=0,delta=0),strict"
+    found = compare(plan(split_names(text), seeds=1))
+    assert [one.policy for one in found] == [
+        "ampd(min, X=0, pcache=1)",
+        "ampd(static, threshold=inf, X=1, pcache=1)",
+        "disaggregated(pcache=0, delta=0)",
+        "strict",
+    ]
+    assert found[1].ttfet_p95_s == found[3].ttfet_p95_s, "no turn is long enough: as strict"
+    assert found[2].recomputed_share > 0, "the history is computed again"
