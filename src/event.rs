@@ -261,7 +261,8 @@ pub struct Usage {
     pub prompt: Option<Tokens>,
     /// Tokens generated.
     pub output: Option<Tokens>,
-    /// Tokens of the prompt that the worker did not compute again.
+    /// Tokens of the prompt that lay in a cache: at the prefiller, if the KV was handed over. What a decoder pulls is not
+    /// cached, whatever the engine calls it.
     pub cached: Option<Tokens>,
 }
 

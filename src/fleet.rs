@@ -162,6 +162,7 @@ pub(crate) struct Worker {
     standing: Counter,
     /// When it was doubted last; 0: never.
     pub(crate) doubted: Counter,
+    pub(crate) misses: Misses,
     /// 0 while unknown.
     capacity: Counter,
     block_size: Counter,
@@ -310,6 +311,46 @@ impl Worker {
     }
 }
 
+/// Requests that a worker failed although its probes succeed. It frees what was booked with each of them, so by room alone it
+/// would be the best place for the next: for a while others are preferred, and longer if it fails the first one after that.
+#[derive(Debug, Default)]
+pub(crate) struct Misses {
+    in_a_row: Counter,
+    /// Until when others are preferred.
+    until: Counter,
+}
+
+impl Misses {
+    const FIRST: Duration = Duration::from_secs(1);
+    /// The last doubling: 64 s.
+    const DOUBLINGS: u64 = 6;
+
+    pub(crate) fn others_first(&self, now: Timestamp) -> bool {
+        now.0 < self.until.get()
+    }
+
+    /// Those that fail at the same time are one miss.
+    pub(crate) fn missed(&self, now: Timestamp) {
+        if !self.others_first(now) {
+            let before = self.in_a_row.get().min(Self::DOUBLINGS);
+            self.in_a_row.set(before + 1);
+            self.until.set((now + Self::FIRST * (1 << before)).0);
+        }
+    }
+
+    pub(crate) fn forgive(&self) {
+        self.in_a_row.set(0);
+        self.until.set(0);
+    }
+
+    /// What it serves meanwhile, its pinned turns say, tells nothing about the next newcomer.
+    pub(crate) fn served(&self, now: Timestamp) {
+        if self.in_a_row.get() > 0 && !self.others_first(now) {
+            self.in_a_row.set(0);
+        }
+    }
+}
+
 /// Prompt tokens per second, as observed at one prefiller.
 #[derive(Debug, Default)]
 pub(crate) struct Throughput {
@@ -442,6 +483,7 @@ impl Fleet {
             joined: now,
             standing: Counter::default(),
             doubted: Counter::default(),
+            misses: Misses::default(),
             capacity: Counter::of(spec.kv_blocks.map_or(0, |blocks| u64::from(blocks.get()))),
             block_size: Counter::of(u64::from(spec.block_size.unwrap_or(block_size).get())),
             max_model_len: Counter::of(spec.max_model_len.map_or(0, |len| u64::from(len.0))),

@@ -270,7 +270,7 @@ impl Metrics {
             ),
             (
                 "conserve_cached_tokens_total",
-                "Of these, found in the KV cache.",
+                "Of these, found in a KV cache; what was handed over for the turn is not.",
                 |f| &f.cached_tokens,
             ),
             ("conserve_output_tokens_total", "Tokens generated.", |f| {
@@ -328,7 +328,7 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
         &[("queue", "tail")],
         snapshot.waiting_tail,
     );
-    let gauges: [(&str, &str, GaugeOf); 10] = [
+    let gauges: [(&str, &str, GaugeOf); 11] = [
         (
             "conserve_worker_up",
             "1 if the worker takes work, 0 if not.",
@@ -337,6 +337,11 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
                     row.health == crate::fleet::Health::Ready && !row.draining,
                 )))
             },
+        ),
+        (
+            "conserve_worker_failing",
+            "1 if the worker failed a request lately and new conversations prefer others, 0 if not.",
+            |row| Some(f64::from(u8::from(row.others_first))),
         ),
         (
             "conserve_kv_blocks",

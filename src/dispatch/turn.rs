@@ -41,6 +41,8 @@ pub struct Dispatch {
     again: u32,
     /// A decoder that failed this request.
     doubted: Option<WorkerId>,
+    /// Of the prompt, what the prefiller whose KV is handed over had in its cache; `None` if it did not say.
+    found: Option<u32>,
     /// Why the turn that is answered runs where it runs.
     reason: Option<Reason>,
     state: State,
@@ -134,6 +136,7 @@ impl Dispatch {
             request: None,
             again: 0,
             doubted: None,
+            found: None,
             reason: None,
             state: State::Opened,
         }

@@ -126,7 +126,7 @@ fn on_arrival(turn: &TurnView, fleet: &Observed, costs: &Costs) -> Decision {
     let cheapest = able_prefillers(turn, fleet, &[])
         .filter(helps)
         .map(|worker| (worker, costs.at(worker, new) + link(new)))
-        .min_by(|a, b| a.1.total_cmp(&b.1));
+        .min_by(|a, b| (a.0.others_first.cmp(&b.0.others_first)).then_with(|| a.1.total_cmp(&b.1)));
     match cheapest {
         Some((worker, cost))
             if new >= WORTH_A_HANDOFF && cost < HANDOFF_SHARE * here - HANDOFF_SAVES_MS =>

@@ -30,6 +30,8 @@ pub struct WorkerView {
     pub role: Role,
     /// Takes new conversations: not lost, not suspect, not draining.
     pub open: bool,
+    /// It failed a request lately: others are preferred.
+    pub others_first: bool,
     /// KV blocks it holds; `None` while unknown.
     pub capacity: Option<Blocks>,
     /// Tokens in a block.

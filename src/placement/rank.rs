@@ -35,14 +35,14 @@ impl DecoderChoice<'_> {
     }
 }
 
-/// The decoder with most free blocks under the low watermark.
+/// The decoder with most free blocks under the low watermark; one that failed a request lately comes after all others.
 pub(super) fn choose_decoder<'a>(
     turn: &TurnView,
     fleet: &'a Observed,
 ) -> Result<DecoderChoice<'a>, Decision> {
     let mut limit = None;
     let mut lacks_room = false;
-    let mut best: Option<(u32, u64, DecoderChoice<'a>)> = None;
+    let mut best: Option<((bool, u32, u64), DecoderChoice<'a>)> = None;
     let mut compared = 0;
     for worker in fleet
         .workers
@@ -66,14 +66,10 @@ pub(super) fn choose_decoder<'a>(
         }
         compared += 1;
         let free = ceiling.less(worker.booked).get();
-        let tie = tie(turn, worker.id);
-        if best
-            .as_ref()
-            .is_none_or(|(most, other, _)| (free, tie) > (*most, *other))
-        {
+        let rank = (!worker.others_first, free, tie(turn, worker.id));
+        if best.as_ref().is_none_or(|(most, _)| rank > *most) {
             best = Some((
-                free,
-                tie,
+                rank,
                 DecoderChoice {
                     prompt: turn.prompt,
                     decoder: worker,
@@ -85,7 +81,7 @@ pub(super) fn choose_decoder<'a>(
         }
     }
     match (best, limit) {
-        (Some((_, _, choice)), _) => Ok(DecoderChoice { compared, ..choice }),
+        (Some((_, choice)), _) => Ok(DecoderChoice { compared, ..choice }),
         (None, _) if lacks_room => Err(Decision::Wait(Shortage::Blocks)),
         (None, Some(limit)) => Err(Decision::TooLong { limit }),
         (None, None) => Err(Decision::Wait(Shortage::Decoders)),
@@ -108,7 +104,7 @@ pub(super) fn able_prefillers<'a>(
 }
 
 /// The worker that would be done with the prompt first, and how many were compared. One whose
-/// throughput was not observed yet counts as fast as the fastest that was.
+/// throughput was not observed yet counts as fast as the fastest that was; one that failed a request lately comes after all others.
 pub(super) fn first_done<'a>(
     turn: &TurnView,
     workers: impl Iterator<Item = &'a WorkerView>,
@@ -124,8 +120,8 @@ pub(super) fn first_done<'a>(
     };
     let best = workers.iter().copied().min_by(|a, b| {
         let away = |worker: &WorkerView| Some(worker.id) != at_home;
-        done_in(a)
-            .total_cmp(&done_in(b))
+        (a.others_first.cmp(&b.others_first))
+            .then_with(|| done_in(a).total_cmp(&done_in(b)))
             .then_with(|| away(a).cmp(&away(b)))
             .then_with(|| tie(turn, b.id).cmp(&tie(turn, a.id)))
     })?;

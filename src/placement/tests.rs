@@ -10,6 +10,7 @@ fn worker(id: u16, role: Role, booked: u64) -> WorkerView {
         id: WorkerId::new(id).expect("small"),
         role,
         open: true,
+        others_first: false,
         capacity: Some(Blocks::new(1_000)),
         block_size: BlockSize::DEFAULT,
         booked: Blocks::new(booked),
@@ -65,6 +66,30 @@ fn split() -> Observed {
         worker(1, Role::Decoder, 300),
         worker(2, Role::Decoder, 100),
     ])
+}
+
+#[test]
+fn who_failed_a_request_lately_comes_after_all_others_and_before_nobody() {
+    let mut fleet = split();
+    fleet.workers.push(worker(3, Role::Prefiller, 0));
+    fleet.workers[0].tokens_per_s = Some(50_000.0);
+    let new = turn(2_000, None, 0);
+    assert_eq!(decide(PolicyKind::Strict, &new, &fleet), Some((Some(0), 2)));
+    fleet.workers[0].others_first = true;
+    fleet.workers[2].others_first = true;
+    assert_eq!(
+        decide(PolicyKind::Strict, &new, &fleet),
+        Some((Some(3), 1)),
+        "a slower prefiller and a fuller decoder that serve"
+    );
+    for worker in &mut fleet.workers {
+        worker.others_first = true;
+    }
+    assert_eq!(
+        decide(PolicyKind::Strict, &new, &fleet),
+        Some((Some(0), 2)),
+        "nobody is left: as if nothing had failed"
+    );
 }
 
 #[test]

@@ -239,7 +239,7 @@ impl Engine {
             home: Some(home.id),
             resident,
         };
-        match self.policy.place(&turn, &self.observed()) {
+        match self.policy.place(&turn, &self.observed(now)) {
             // A pinned turn never stands in the newcomers' line: without a better place it stays.
             Decision::Stay | Decision::Wait(_) | Decision::TooLong { .. } => {
                 self.run_at_home(conversation, state, home, asking, now)
@@ -420,10 +420,10 @@ impl Engine {
     }
 
     /// The fleet as a policy sees it.
-    pub(crate) fn observed(&self) -> Observed {
+    pub(crate) fn observed(&self, now: Timestamp) -> Observed {
         let mut workers = Vec::new();
         self.fleet
-            .for_each_live(|worker| workers.push(view(worker)));
+            .for_each_live(|worker| workers.push(view(worker, now)));
         Observed {
             workers,
             low_watermark: self.config.low_watermark,
@@ -431,12 +431,13 @@ impl Engine {
     }
 }
 
-fn view(worker: &Worker) -> WorkerView {
+fn view(worker: &Worker, now: Timestamp) -> WorkerView {
     let books = worker.occupancy.books();
     WorkerView {
         id: worker.id,
         role: worker.role,
         open: worker.is_open(),
+        others_first: worker.misses.others_first(now),
         capacity: worker.capacity(),
         block_size: worker.block_size(),
         booked: books.booked,

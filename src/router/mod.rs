@@ -257,6 +257,13 @@ impl Router {
             .is_none_or(|worker| worker.doubted.get() > since.0 || worker.health() != Health::Ready)
     }
 
+    /// What looked like a failed request of the worker was none.
+    pub(crate) fn forgive(&self, worker: WorkerId) {
+        if let Some(worker) = self.engine.fleet.get(worker) {
+            worker.misses.forgive();
+        }
+    }
+
     /// Checks the accounting identity: the blocks booked on each decoder are those in the words of
     /// its conversations plus those reserved. Holds whenever no call is in progress.
     ///

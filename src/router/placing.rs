@@ -101,7 +101,7 @@ impl Engine {
         asking: &Asking,
         now: Timestamp,
     ) -> Result<Booked<'_>, Decision> {
-        let mut decision = self.policy.place(turn, &self.observed());
+        let mut decision = self.policy.place(turn, &self.observed(now));
         for _ in 0..TRIES {
             let Decision::Place {
                 prefiller,
@@ -144,7 +144,7 @@ impl Engine {
                 }
                 self.give_back(reservation, asking.waited, now);
             }
-            decision = self.policy.place(turn, &self.observed());
+            decision = self.policy.place(turn, &self.observed(now));
         }
         Err(Decision::Wait(Shortage::Prefill))
     }

@@ -56,6 +56,7 @@ impl Engine {
         if let Some(Prefilled { prompt, cached }) = computed {
             let tokens = Tokens(prompt.0.saturating_sub(cached.0));
             prefiller.throughput.done(tokens, queued.since, now);
+            prefiller.misses.served(now);
             prefiller.activity.handled(tokens, Tokens(0));
             self.recent.add(tokens, Tokens(0), now);
             grant.conversation.worked(tokens);
@@ -167,6 +168,7 @@ impl Engine {
             usage,
             decoder.block_size().tokens(settled.before.blocks),
         );
+        decoder.misses.served(now);
         let output = usage.output.unwrap_or_default();
         decoder.activity.handled(computed, output);
         self.recomputed(grant, usage, computed, now);
@@ -308,6 +310,9 @@ impl Engine {
         self.dequeue(grant, None, now);
         self.work(grant, None, now);
         let decoder = self.fleet.worker(grant.decoder);
+        if matches!(why, FailReason::DecoderError | FailReason::Timeout) {
+            decoder.misses.missed(now);
+        }
         let never_pinned = !grant.conversation.was_pinned();
         let (brings, lost) = (!grant.handed_over, why == FailReason::DecoderLost);
         let step = |state: State| -> Result<State, std::convert::Infallible> {
@@ -374,9 +379,10 @@ impl Engine {
 fn computed_on_decoder(grant: &Grant, usage: Usage, resident: Tokens) -> Tokens {
     let prompt = usage.prompt.unwrap_or(grant.prompt);
     let there = match (usage.cached, grant.kind) {
+        // Handed over. What an engine then tells as cached is what its prefiller found.
+        (_, TurnKind::First | TurnKind::Relocated) if grant.prefiller.is_some() => prompt,
         (Some(cached), _) => cached,
         (None, TurnKind::Pinned) => resident,
-        (None, TurnKind::First | TurnKind::Relocated) if grant.prefiller.is_some() => prompt,
         (None, TurnKind::First | TurnKind::Relocated) => Tokens(0),
     };
     Tokens(prompt.0.saturating_sub(there.0))

@@ -52,6 +52,8 @@ pub struct WorkerRow {
     pub health: Health,
     /// It gets no new conversation, and those it has leave.
     pub draining: bool,
+    /// It failed a request lately: new conversations prefer others.
+    pub others_first: bool,
     /// KV blocks it holds; `None` while unknown.
     pub capacity: Option<Blocks>,
     /// Tokens in a block.
@@ -247,6 +249,7 @@ impl Engine {
                 tier: worker.tier.clone(),
                 health: worker.health(),
                 draining: worker.is_draining(),
+                others_first: worker.misses.others_first(now),
                 capacity: worker.capacity(),
                 block_size: worker.block_size(),
                 max_model_len: worker.max_model_len(),

@@ -120,6 +120,9 @@ impl Turn {
         let anchor = Arc::clone(&self.anchor);
         let grant = &mut self.grant;
         anchor.forsake(grant, now);
+        if let Some(queued) = &grant.queued {
+            anchor.fleet.worker(queued.prefiller).misses.missed(now);
+        }
         anchor.dequeue(grant, None, now);
         let turn = TurnView {
             tie: grant.key.folded(),
@@ -129,7 +132,7 @@ impl Turn {
         };
         let next = anchor
             .policy
-            .next_prefiller(&turn, &anchor.observed(), avoid);
+            .next_prefiller(&turn, &anchor.observed(now), avoid);
         // A worker that is the decoder too needs no handoff to itself.
         let next = next.filter(|(id, _)| *id != grant.decoder);
         (grant.prefiller, grant.reason) = match next {

@@ -2,8 +2,9 @@
 
 use super::support::{SECOND, ask, at, booked, fleet, key, run};
 use crate::config::Config;
+use crate::event::FailReason;
 use crate::report::WorkerReport;
-use crate::router::{Heard, Router, Usage};
+use crate::router::{Begin, Heard, Router, TurnRequest, Usage};
 use crate::units::{Blocks, Timestamp, Tokens, WorkerId};
 
 const DECODER: WorkerId = match WorkerId::new(0) {
@@ -139,6 +140,63 @@ fn tokens_computed_again_are_counted_once_they_are_told() {
     turn(6, 0);
     // 6 blocks of context, the last token of which was never computed.
     assert_eq!(again(), 128 + 80, "one that moved is computed again");
+}
+
+#[test]
+fn a_prompt_that_was_handed_over_was_not_computed_by_its_decoder() {
+    let router = fleet(Config::default(), 1, &[100]);
+    let mut turn = ask(&router, 1, 10).expect("room");
+    turn.prefilled(Tokens(160), at(2));
+    // vLLM tells the prefiller's number here: nothing of it was in a cache.
+    let usage = Usage {
+        prompt: Some(Tokens(160)),
+        output: Some(Tokens(1)),
+        cached: Some(Tokens(0)),
+    };
+    turn.finish(usage, at(3));
+    let rows = router.snapshot(at(3)).workers;
+    let worked: Vec<_> = rows.iter().map(|row| row.work.prompt).collect();
+    assert_eq!(worked, [160, 0], "p0 did, d0 did not");
+}
+
+#[test]
+fn a_decoder_that_fails_turns_comes_after_the_others_for_longer_each_time() {
+    // The larger one is preferred, were it not for what it fails.
+    let router = fleet(Config::default(), 0, &[100, 50]);
+    let placed = |number, now| {
+        let request = TurnRequest {
+            key: key(number),
+            prompt_tokens: Tokens(16),
+            wait: None,
+        };
+        match router.begin(&request, now) {
+            Ok(Begin::Started(turn)) => turn,
+            _ => unreachable!("there is room"),
+        }
+    };
+    let next = |now| {
+        let turn = placed(2, now);
+        let decoder = turn.route().decoder.id.get();
+        turn.fail(FailReason::ClientGone, now);
+        decoder
+    };
+    placed(1, at(1)).fail(FailReason::Rejected, at(1));
+    assert_eq!(next(at(1)), 0, "a refusal is no failure");
+    for (began, lasts) in [(10, 1), (20, 2), (40, 4)] {
+        let (one, other) = (placed(1, at(began)), placed(3, at(began)));
+        one.fail(FailReason::DecoderError, at(began));
+        other.fail(FailReason::DecoderError, at(began));
+        let ends = at(began + lasts);
+        assert_eq!(next(Timestamp(ends.0 - 1)), 1, "both failures are one");
+        assert_eq!(next(ends), 0, "it is tried again");
+    }
+    placed(4, at(60)).finish(Usage::default(), at(60));
+    placed(1, at(61)).fail(FailReason::Timeout, at(61));
+    assert_eq!(
+        (next(at(61)), next(at(62))),
+        (1, 0),
+        "it served: one second again"
+    );
 }
 
 #[test]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from typing import Any
+
+import pytest
 
 from conserve_workers.mock import Fault
 from tests.support.cluster import CHAT, WAIT_S, chat_body
@@ -64,6 +67,45 @@ async def test_many_streams_at_once_stay_apart(cluster: StartCluster) -> None:
             stem = hashlib.sha256(f"<|user|>{prompt}".encode()).hexdigest()
             assert answer.text == "".join(f"{stem[place % 64]}{place:02d} " for place in range(12))
         await c.settled()
+
+
+LETTERS = 'é漢字🙂\u2028\u00a0\ufeff\u0000\\"\n'
+"""Of one to four bytes; some that readers of lines or of JSON trip over."""
+
+
+@pytest.mark.parametrize("split", [1, 2, 3, 5])
+@pytest.mark.parametrize("asked", [False, True])
+async def test_letters_of_several_bytes_cut_anywhere_arrive_as_they_were(
+    cluster: StartCluster, asked: bool, split: int
+) -> None:
+    async with cluster(prefillers=0, decoders=1) as c:
+        c.decoders[0].arm(Fault(split=split, text=LETTERS))
+        fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if asked else {}
+        answer = await c.chat("hi " + LETTERS, stream=True, max_tokens=3, **fields)
+        assert answer.text == LETTERS * 3
+        assert answer.events[-1] == "[DONE]"
+        assert "�" not in answer.body.decode(), "no letter was cut in two"
+        assert c.decoders[0].requests[0].json["messages"][0]["content"] == "hi " + LETTERS
+        usage = [event["usage"] for event in answer.events if isinstance(event, dict) and event.get("usage")]
+        assert [each["completion_tokens"] for each in usage] == ([3] if asked else [])
+        assert await c.metric("conserve_output_tokens_total") == 3, "the hidden usage was read"
+
+
+async def test_a_stream_cut_at_each_of_its_bytes_arrives_whole(cluster: StartCluster) -> None:
+    async with cluster(prefillers=0, decoders=1, max_conversations=5000) as c:
+        c.decoders[0].arm(Fault(text=LETTERS, times=1))
+        body = chat_body("hi", stream=True, max_tokens=2)
+        await c.post(body)
+        whole = c.decoders[0].requests[0].sent_bytes
+        answers = []
+        for start in range(1, whole, 100):
+            cuts = range(start, min(start + 100, whole))
+            for cut in cuts:
+                c.decoders[0].arm(Fault(text=LETTERS, pause_at=cut, times=1))
+            answers += await asyncio.gather(*(c.post(body) for _ in cuts))
+        assert {answer.text for answer in answers} == {LETTERS * 2}
+        assert not any(event.get("usage") for each in answers for event in each.events[:-1])
+        assert {answer.events[-1] for answer in answers} == {"[DONE]"}
 
 
 async def test_kept_connections_that_a_worker_closed_do_not_fail_the_next_turn(cluster: StartCluster) -> None:

@@ -155,6 +155,33 @@ async def test_usage_is_hidden_unless_the_client_asked(
         assert any(isinstance(event, dict) and event.get("usage") for event in found) is asked
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_handed_over_is_not_counted_as_cached(cluster: StartCluster, stream: bool) -> None:
+    async with cluster(prefillers=1, decoders=1) as c:
+        fields = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+
+        def told(answer: Answer) -> int:
+            usage = answer.events[-2]["usage"] if stream else answer.json["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        first = await c.chat(LONG, conversation="a", max_tokens=4, **fields)
+        pulled = c.decoders[0].legs("decode")[0].transferred_tokens
+        assert pulled > 200
+        assert told(first) == pulled, "the client gets its decoder's own words, byte for byte"
+        assert await c.metric("conserve_cached_tokens_total") == 0, "all of it was computed for this turn"
+        second = await c.chat(LONG, first.text, "more", conversation="a", max_tokens=4, **fields)
+        resident = c.decoders[0].legs("decode")[1].cached_tokens
+        assert resident > 200
+        assert told(second) == resident
+        assert await c.metric("conserve_cached_tokens_total") == resident
+        await c.chat(LONG, conversation="b", max_tokens=4, **fields)
+        found = c.prefillers[0].legs("prefill")[1].cached_tokens
+        assert found > 200
+        assert await c.metric("conserve_cached_tokens_total") == resident + found, (
+            "another conversation's prompt was found at the prefiller"
+        )
+
+
 async def test_a_stream_is_passed_on_as_it_comes(cluster: StartCluster) -> None:
     async with cluster(prefillers=0, decoders=1) as c:
         c.decoders[0].arm(Fault(stall_at=700))

@@ -175,6 +175,33 @@ async def test_a_failed_kv_load_is_prefilled_on_the_decoder_once(cluster: StartC
         await c.settled()
 
 
+@pytest.mark.parametrize("how", ["refuses", "fails", "client leaves"])
+async def test_a_prefill_that_nobody_pulls_is_counted_as_an_orphan(cluster: StartCluster, how: str) -> None:
+    async with cluster(prefillers=1, decoders=1, probe_interval_s=60.0, queue_timeout_s=0.1) as c:
+        prefiller, decoder = c.prefillers[0], c.decoders[0]
+        prefiller.arm(Fault(leg="prefill", latency_s=0.1, times=1))
+        if how == "fails":
+            decoder.arm(Fault(leg="decode", status=500, times=1))
+        if how == "client leaves":
+            decoder.arm(Fault(leg="decode", stall_head=True, times=1))
+        turn = asyncio.create_task(c.chat(LONG, conversation="a"))
+        await prefiller.arrived(1)
+        if how == "refuses":
+            await decoder.stop()
+        if how == "client leaves":
+            await decoder.arrived(1)
+            turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+        await c.settled()
+        assert await c.metric("conserve_orphaned_prefills_total") == 1
+
+
+async def test_a_prefill_that_was_pulled_is_no_orphan(cluster: StartCluster) -> None:
+    async with cluster(prefillers=1, decoders=1) as c:
+        assert (await c.chat(LONG, conversation="a", stream=True)).status == 200
+        assert await c.metric("conserve_orphaned_prefills_total") == 0
+
+
 async def test_params_older_than_the_lease_are_never_sent(cluster: StartCluster) -> None:
     async with cluster(prefillers=1, decoders=1, lease_s=0.05, probe_interval_s=60.0) as c:
         c.prefillers[0].arm(Fault(leg="prefill", latency_s=0.1))

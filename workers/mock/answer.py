@@ -24,9 +24,16 @@ def error(message: str, status: int) -> bytes:
     return _dump({"error": {"message": message, "type": kind, "param": None, "code": status}})
 
 
-def prefilled(kind: str, model: str, prompt_tokens: int, params: dict[str, Any] | None) -> bytes:
-    """The answer of a prefill leg: one token, the exact prompt size, the handoff parameters."""
-    value = _whole(kind, model, "x", "length", {"prompt_tokens": prompt_tokens, "completion_tokens": 1})
+def prefilled(
+    kind: str, model: str, prompt_tokens: int, cached_tokens: int, params: dict[str, Any] | None
+) -> bytes:
+    """The answer of a prefill leg: one token, the exact prompt size, what of it was cached, the handoff parameters."""
+    usage = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 1,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+    value = _whole(kind, model, "x", "length", usage)
     value["kv_transfer_params"] = params
     return _dump(value)
 
@@ -36,6 +43,8 @@ async def generate(record: Recorded, reply: Reply, model: str, kind: str, defaul
     fault, body = reply.fault, record.json
     asked = body.get("max_completion_tokens") or body.get("max_tokens") or default_tokens
     words = answer_words(prompt_text(body), fault.tokens or asked, fault.token_bytes)
+    if fault.text is not None:
+        words = [fault.text] * len(words)
     if record.stale:
         words = ["stale "] * len(words)
     count = tokens(prompt_text(body))

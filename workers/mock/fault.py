@@ -48,10 +48,14 @@ class Fault:
     """Compress the answer, `content-encoding: gzip`."""
     split: int | None = None
     """Write the body in pieces of so many bytes."""
+    pause_at: int | None = None
+    """Wait a moment after so many bytes, so that they travel on their own."""
     tokens: int | None = None
     """Tokens to generate, whatever the request asks for."""
     token_bytes: int | None = None
     """Size of each token's text: huge streams from few tokens."""
+    text: str | None = None
+    """The text of each token, letters of several bytes say, whatever the prompt."""
     tool_call: bool = False
     """End with a tool call instead of text."""
 

@@ -19,6 +19,7 @@ from .fault import NONE, Fault
 from .record import Recorded
 
 _HEAD_LIMIT = 256 * 1024
+_PAUSE_S = 0.005
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +34,10 @@ class Request:
 
 class Cut(Exception):  # noqa: N818
     """The fault took the connection away; the handler has nothing more to write."""
+
+
+class Gone(Cut):
+    """The client took the connection away."""
 
 
 class Reply:
@@ -68,6 +73,12 @@ class Reply:
                     if limit == self.fault.stall_at:
                         await asyncio.Event().wait()
                     self._cut()
+            pause = self.fault.pause_at
+            if pause is not None and self.sent_bytes < pause < self.sent_bytes + len(piece):
+                head = pause - self.sent_bytes
+                await self._raw(piece[:head])
+                await asyncio.sleep(_PAUSE_S)
+                piece = piece[head:]
             await self._raw(piece)
             if self.fault.split:
                 await asyncio.sleep(0)
@@ -160,7 +171,7 @@ class Connection(asyncio.Protocol):
         """Write, and wait while the client reads slower than we write."""
         transport = self._transport
         if transport is None or transport.is_closing():
-            raise Cut
+            raise Gone
         transport.write(data)
         if not self._writable.is_set():
             await self._writable.wait()

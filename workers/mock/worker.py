@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from . import answer
 from .engine import BLOCK_TOKENS, Handoff, PrefixCache, prompt_text, tokens
 from .fault import Armed, Fault, Leg
-from .http1 import Connection, Cut, Reply, Request
+from .http1 import Connection, Gone, Reply, Request
 from .metrics import exposition
 from .record import Recorded
 
@@ -199,7 +199,8 @@ class MockWorker:
         except asyncio.CancelledError:
             record.aborted = True
             raise
-        except Cut:
+        except Gone:
+            record.aborted = True
             raise
         finally:
             self.running -= 1
@@ -230,7 +231,10 @@ class MockWorker:
         if record.leg == "prefill":
             self.cache.add(text)
             params = None if fault.no_params else self.handoff.issue(count, self.port)
-            await reply.whole(200, answer.prefilled(_COMPLETIONS[record.path], self.model, count, params))
+            made = answer.prefilled(
+                _COMPLETIONS[record.path], self.model, count, record.cached_tokens, params
+            )
+            await reply.whole(200, made)
             return
         written = await answer.generate(
             record, reply, self.model, _COMPLETIONS[record.path], self._default_tokens

@@ -164,14 +164,15 @@ impl Dispatch {
                     self.answered_nonsense(decoding.turn, &what, now)
                 }
             },
-            400..=499 | 503 => {
-                let why = if status == 503 {
-                    FailReason::DecoderError
-                } else {
-                    FailReason::Rejected
-                };
-                self.pass_on(decoding.turn, why, status, headers, body, now)
-            }
+            // A full worker is not a failing one.
+            400..=499 | 503 => self.pass_on(
+                decoding.turn,
+                FailReason::Rejected,
+                status,
+                headers,
+                body,
+                now,
+            ),
             500..=599 if decoding.handoff.is_some() => self.recompute(decoding, now),
             500..=599 => self.pass_on(
                 decoding.turn,

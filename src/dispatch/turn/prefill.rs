@@ -118,7 +118,9 @@ impl Dispatch {
         if handoff.is_none() {
             // The model ended at its first token, so the engine kept no KV to hand over, and none is orphaned.
             Self::leave_prefillers(&mut turn, &mut tried, now);
+            self.shared.router.forgive(worker.id);
         }
+        self.found = answer.usage.and_then(|usage| usage.cached);
         let counted = answer.usage.and_then(|usage| usage.prompt);
         if let Some(counted) = counted {
             self.shared.ratio.observe(size, counted);

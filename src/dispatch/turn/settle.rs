@@ -21,10 +21,15 @@ impl Dispatch {
         if let Some(prompt) = counts.prompt {
             self.shared.ratio.observe(self.request().peek.size, prompt);
         }
+        // What a decoder pulled it may call cached, or tell the prefiller's number; for this turn it was computed all the same.
+        let cached = match turn.route().prefiller {
+            Some(_) => self.found,
+            None => counts.cached,
+        };
         let usage = Usage {
             prompt: counts.prompt.map(Tokens),
             output: counts.output.map(Tokens),
-            cached: counts.cached.map(Tokens),
+            cached: cached.map(Tokens),
         };
         if self.doubted == Some(turn.route().decoder.id) {
             self.shared
