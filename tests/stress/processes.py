@@ -1,4 +1,4 @@
-"""The door and the mock workers as processes: started, killed, stopped, and looked at from outside."""
+"""The door as a process: started, stopped, and looked at from outside."""
 
 from __future__ import annotations
 
@@ -6,66 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-START_S = 60.0
-"""For a process to say that it is ready; a busy machine needs long."""
-
-
-class MockProcess:
-    """One mock worker; after `kill`, `start` brings a new one under the same address."""
-
-    def __init__(self, name: str, role: str, *, kv_blocks: int) -> None:
-        self.name = name
-        self.url = ""
-        self._arguments = ["--role", role, "--kv-blocks", str(kv_blocks), "--forget"]
-        self._port = 0
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Serve; another program may hold the port for a moment, so this tries until it has it."""
-        async with asyncio.timeout(START_S):
-            while True:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "conserve_workers.mock",
-                    "--port",
-                    str(self._port),
-                    *self._arguments,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.DEVNULL,
-                )
-                assert self._process.stdout is not None
-                line = await self._process.stdout.readline()
-                if line:
-                    break
-                await self._process.wait()
-        ready = json.loads(line)
-        self.url, self._port = ready["url"], ready["port"]
-
-    async def kill(self) -> None:
-        """As `kill -9`."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-            self._process = None
-
-    def stop(self) -> None:
-        """SIGSTOP: its connections stay open and silent."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
+from tests.support.fast_mock import START_S
 
 
 class DoorProcess:

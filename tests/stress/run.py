@@ -13,8 +13,10 @@ from typing import Any
 
 import aiohttp
 
+from tests.support.fast_mock import FastMock
+
 from .agents import Tally, Work, agent
-from .processes import DoorProcess, MockProcess
+from .processes import DoorProcess
 from .storm import storm
 
 IDLE_S = 5
@@ -46,14 +48,16 @@ class Size:
 async def run(size: Size, *, seed: int) -> dict[str, Any]:
     """Everything that was seen; `failures` is empty when all is well."""
     chance = random.Random(seed)
-    workers = [MockProcess(f"p{place}", "prefiller", kv_blocks=200_000) for place in range(size.prefillers)]
-    workers += [MockProcess(f"d{place}", "decoder", kv_blocks=200_000) for place in range(size.decoders)]
+    fleet = {f"p{place}": "prefiller" for place in range(size.prefillers)}
+    fleet |= {f"d{place}": "decoder" for place in range(size.decoders)}
+    named = {name: FastMock("--role", role, "--blocks", "200000") for name, role in fleet.items()}
+    workers = list(named.values())
     tally, mishaps = Tally(), Counter[str]()
     failures: list[str] = []
     again = dataclasses.replace(size, conversations=size.conversations // 4)
     with tempfile.TemporaryDirectory(prefix="conserve-stress-") as folder:
         await asyncio.gather(*(worker.start() for worker in workers))
-        door = DoorProcess(Path(folder), _options(size, workers))
+        door = DoorProcess(Path(folder), _options(size, named))
         try:
             await door.start()
             await _until(door, lambda fleet: not fleet["away"], "the workers never joined")
@@ -116,11 +120,11 @@ async def run(size: Size, *, seed: int) -> dict[str, Any]:
     }
 
 
-def _options(size: Size, workers: list[MockProcess]) -> list[str]:
+def _options(size: Size, workers: dict[str, FastMock]) -> list[str]:
     options = ["--door", size.door, "--log-level", "error", "--energy", "off"]
-    for worker in workers:
-        kind = "--prefiller" if worker.name.startswith("p") else "--decoder"
-        options += [kind, f"{worker.url},name={worker.name}"]
+    for name, worker in workers.items():
+        kind = "--prefiller" if name.startswith("p") else "--decoder"
+        options += [kind, f"{worker.url},name={name}"]
     times = {
         "prefill-timeout-s": 3,
         "first-byte-timeout-s": 3,
@@ -152,7 +156,7 @@ async def _drive(door: DoorProcess, size: Size, tally: Tally, chance: random.Ran
     return round(peak, 1)
 
 
-async def _aftermath(door: DoorProcess, workers: list[MockProcess], start: dict[str, Any]) -> list[str]:
+async def _aftermath(door: DoorProcess, workers: list[FastMock], start: dict[str, Any]) -> list[str]:
     """What is left and should not be."""
     found = []
     steps = {

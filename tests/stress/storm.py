@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 
-from .processes import MockProcess
+from tests.support.fast_mock import FastMock
 
 PAUSE_S = (0.1, 0.6)
 DOWN_S = (0.0, 1.0)
@@ -14,7 +14,7 @@ STILL_S = (0.2, 4.0)
 """Up to above the door's time limits, far below the lease."""
 
 
-async def storm(workers: list[MockProcess], chance: random.Random, mishaps: Counter[str]) -> None:
+async def storm(workers: list[FastMock], chance: random.Random, mishaps: Counter[str]) -> None:
     """Until it is cancelled; whatever it has begun it then undoes."""
     while True:
         await asyncio.sleep(chance.uniform(*PAUSE_S))
@@ -35,7 +35,7 @@ async def storm(workers: list[MockProcess], chance: random.Random, mishaps: Coun
                 worker.resume()
 
 
-async def _kill(worker: MockProcess, down_s: float) -> None:
+async def _kill(worker: FastMock, down_s: float) -> None:
     await worker.kill()
     await asyncio.sleep(down_s)
     await worker.start()

@@ -22,6 +22,8 @@ enum State {
 pub(crate) struct Reader {
     pub(crate) head: Vec<u8>,
     state: State,
+    /// Bytes of the body so far.
+    size: usize,
 }
 
 impl Reader {
@@ -29,6 +31,7 @@ impl Reader {
         Self {
             head: Vec::new(),
             state: State::Head,
+            size: 0,
         }
     }
 
@@ -66,6 +69,7 @@ impl Reader {
                 State::Length(left) | State::Chunk(left) => {
                     let take = rest.len().min(*left);
                     body(&rest[..take]);
+                    self.size += take;
                     *left -= take;
                     at += take;
                     if *left == 0 {
@@ -125,6 +129,12 @@ impl Reader {
     /// Forgets the head of the message that is complete.
     pub(crate) fn next(&mut self) {
         self.head.clear();
+        self.size = 0;
+    }
+
+    /// Bytes of the body of the message at hand, framing not counted.
+    pub(crate) fn body_size(&self) -> usize {
+        self.size
     }
 
     fn framing(&self) -> Result<State> {

@@ -8,7 +8,9 @@
 )]
 
 mod answer;
+mod handoff;
 mod http;
+mod leg;
 mod load;
 mod options;
 mod spec;

@@ -12,12 +12,18 @@ pub(crate) struct Spec {
     pub(crate) interval_ms: u64,
     /// Before the head of the answer.
     pub(crate) latency_ms: u64,
+    /// Answers when something without this is told to the worker.
+    pub(crate) hold: bool,
     pub(crate) status: u16,
     pub(crate) retry_after_s: Option<u64>,
     /// Bytes of the answer after which nothing more comes, though the connection stays.
     pub(crate) stall_at: Option<usize>,
     /// Bytes of the answer after which the connection is reset.
     pub(crate) reset_at: Option<usize>,
+    /// Bytes of the answer after which the connection is closed, though the answer is not over.
+    pub(crate) close_at: Option<usize>,
+    /// What the answer's text begins with, so that the asker knows its own.
+    pub(crate) echo: String,
     /// Bytes that are no HTTP.
     pub(crate) garbage: bool,
     pub(crate) gzip: bool,
@@ -29,10 +35,13 @@ impl Spec {
             chunks,
             interval_ms,
             latency_ms: 0,
+            hold: false,
             status: 200,
             retry_after_s: None,
             stall_at: None,
             reset_at: None,
+            close_at: None,
+            echo: String::new(),
             garbage: false,
             gzip: false,
         }
@@ -47,6 +56,7 @@ impl Spec {
             let size = || value.parse::<usize>().map_err(|_| word.to_owned());
             match name {
                 "flat" => spec.interval_ms = 0,
+                "hold" => spec.hold = true,
                 "chunks" => spec.chunks = number()?.max(1),
                 "interval_ms" => spec.interval_ms = number()?,
                 "latency_ms" => spec.latency_ms = number()?,
@@ -54,6 +64,14 @@ impl Spec {
                 "retry_after" => spec.retry_after_s = Some(number()?),
                 "stall_at" => spec.stall_at = Some(size()?),
                 "reset_at" => spec.reset_at = Some(size()?),
+                "close_at" => spec.close_at = Some(size()?),
+                "echo"
+                    if value
+                        .bytes()
+                        .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) =>
+                {
+                    value.clone_into(&mut spec.echo);
+                }
                 "garbage" => spec.garbage = true,
                 "gzip" => spec.gzip = true,
                 _ => return Err(word.to_owned()),
@@ -76,6 +94,8 @@ mod tests {
         assert_eq!((told.interval_ms, told.chunks), (0, 3));
         assert_eq!((told.status, told.retry_after_s), (429, Some(7)));
         assert_eq!(usual.with("").unwrap(), usual);
+        assert_eq!(usual.with("echo=task-7.3").unwrap().echo, "task-7.3");
+        assert!(usual.with("echo=\"").is_err(), "it stands in JSON");
         assert_eq!(usual.with("flat slow").unwrap_err(), "slow");
         assert_eq!(usual.with("chunks=many").unwrap_err(), "chunks=many");
     }

@@ -1,7 +1,9 @@
-//! The worker: `serve --port 0 --chunks 64 --interval_ms 20 --blocks 100000`. Prints the port it listens on.
+//! The worker: `serve --port 0 --chunks 64 --interval_ms 20 --blocks 100000 --role any`. Prints its port.
 //!
 //! Every POST is answered as OpenAI's chat completions are, streamed if the body says `"stream":true`; `spec` says how to ask
-//! for faults. Each event of a stream carries the time it was written, in nanoseconds, as `"ts"`.
+//! for faults. Each event of a stream carries the time it was written, in nanoseconds, as `"ts"`. One that is `prefiller`,
+//! `decoder` or `both` also does its part of a handoff: refuses the other's part and parameters that no prefill issued, and
+//! answers `stale` to those that are older than `--lease_ms`.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,8 +15,10 @@ use memchr::memmem;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 
-use crate::answer;
+use crate::answer::{self, Facts};
+use crate::handoff::Handoff;
 use crate::http::Reader;
+use crate::leg::{Asked, Leg, Role, says_true};
 use crate::now_ns;
 use crate::options::Options;
 use crate::spec::Spec;
@@ -27,9 +31,9 @@ const DOOR: Token = Token(usize::MAX);
 enum Work {
     Idle,
     /// The answer begins when it is due.
-    Late(Spec, bool),
+    Late(Spec, Asked),
     /// Events still to come.
-    Stream(Spec, u64),
+    Stream(Spec, u64, Asked),
     /// Says nothing more.
     Stalled,
 }
@@ -54,21 +58,23 @@ struct Conn {
 struct Worker {
     conns: Vec<Option<Conn>>,
     free: Vec<usize>,
+    role: Role,
+    port: u16,
+    handoff: Handoff,
+    facts: Facts,
     due: BinaryHeap<Reverse<(u64, usize, u64)>>,
     flat: VecDeque<(usize, u64)>,
     usual: Spec,
     told: Spec,
-    blocks: u64,
-    served: u64,
     serial: u64,
-    running: usize,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let usual = Spec::new(options.get("chunks", 64)?, options.get("interval_ms", 20)?);
     let mut listener =
         TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], options.get("port", 0)?)))?;
-    println!("{}", listener.local_addr()?.port());
+    let (port, started_ns) = (listener.local_addr()?.port(), now_ns());
+    println!("{port}");
     let mut poll = Poll::new()?;
     poll.registry()
         .register(&mut listener, DOOR, Interest::READABLE)?;
@@ -79,10 +85,24 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         flat: VecDeque::new(),
         told: usual.clone(),
         usual,
-        blocks: options.get("blocks", 100_000)?,
-        served: 0,
+        role: options.get("role", Role::Any)?,
+        port,
+        handoff: Handoff::new(
+            format!("{:x}{started_ns:x}", std::process::id()),
+            options.get("lease_ms", 30_000)?,
+        ),
+        facts: Facts {
+            blocks: options.get("blocks", 100_000)?,
+            max_model_len: options.get("max_model_len", 131_072)?,
+            running: 0,
+            served: 0,
+            computed: 0,
+            pulled: 0,
+            refused: 0,
+            stale: 0,
+            started_ns,
+        },
         serial: 0,
-        running: 0,
     };
     let mut events = Events::with_capacity(1024);
     let mut buffer = vec![0; 256 << 10];
@@ -170,7 +190,7 @@ impl Worker {
         if is_open {
             self.conns[token] = Some(conn);
         } else {
-            self.running -= usize::from(matches!(conn.work, Work::Stream(..)));
+            self.facts.running -= usize::from(matches!(conn.work, Work::Stream(..)));
             self.free.push(token);
         }
     }
@@ -212,17 +232,20 @@ impl Worker {
     }
 
     fn answer(&mut self, token: usize, conn: &mut Conn) {
-        self.served += 1;
+        self.facts.served += 1;
         conn.sent = 0;
         let path = conn.reader.second_word();
         if conn.reader.head.starts_with(b"GET") {
-            conn.out = answer::fact(path, self.blocks, self.running, self.served);
+            conn.out = answer::fact(path, &self.facts);
             return;
         }
         if path == "/mock" {
             let told = self.usual.with(&String::from_utf8_lossy(&conn.body));
             let status = if told.is_ok() { 200 } else { 400 };
             self.told = told.unwrap_or_else(|_| self.told.clone());
+            if !self.told.hold {
+                self.release();
+            }
             let said = Spec {
                 status,
                 ..Spec::new(1, 0)
@@ -244,24 +267,62 @@ impl Worker {
             },
         };
         let streams = is_streamed(&conn.body) || is_streamed(&conn.end);
-        if spec.latency_ms > 0 {
+        let mut asked = Asked::canned(streams);
+        if self.role != Role::Any && spec.status == 200 {
+            // Contiguous unless the middle of the body was not kept.
+            let kept = [&conn.body[..], &conn.end].concat();
+            asked = Asked::read(&kept, conn.reader.body_size(), streams);
+            if let Err(why) = self.judge(&kept, &mut asked) {
+                self.facts.refused += 1;
+                conn.out = answer::refusal(&spec, 500, why);
+                return;
+            }
+        }
+        if spec.hold {
+            conn.work = Work::Late(spec, asked);
+        } else if spec.latency_ms > 0 {
             self.due.push(Reverse((
                 now_ns() + spec.latency_ms * 1_000_000,
                 token,
                 conn.serial,
             )));
-            conn.work = Work::Late(spec, streams);
+            conn.work = Work::Late(spec, asked);
         } else {
-            self.begin(token, conn, spec, streams);
+            self.begin(token, conn, spec, asked);
         }
     }
 
-    fn begin(&mut self, token: usize, conn: &mut Conn, spec: Spec, streams: bool) {
+    /// Those that are held are due.
+    fn release(&mut self) {
+        let now = now_ns();
+        for (token, conn) in self.conns.iter().enumerate() {
+            if let Some(conn) = conn
+                && matches!(&conn.work, Work::Late(spec, _) if spec.hold)
+            {
+                self.due.push(Reverse((now, token, conn.serial)));
+            }
+        }
+    }
+
+    /// What a worker with a role makes of a request; what is wrong with it otherwise.
+    fn judge(&mut self, body: &[u8], asked: &mut Asked) -> std::result::Result<(), &'static str> {
+        asked.may_be_served_by(self.role)?;
+        if asked.leg == Leg::Decode && says_true(body, r#""do_remote_prefill":"#) {
+            asked.is_stale = self.handoff.redeem(body, now_ns())?.is_stale;
+            asked.pulled_tokens = asked.prompt_tokens;
+            self.facts.stale += u64::from(asked.is_stale);
+        }
+        self.facts.pulled += asked.pulled_tokens;
+        self.facts.computed += asked.prompt_tokens - asked.pulled_tokens;
+        Ok(())
+    }
+
+    fn begin(&mut self, token: usize, conn: &mut Conn, spec: Spec, asked: Asked) {
         if spec.garbage {
             conn.out.extend_from_slice(answer::GARBAGE);
-        } else if streams && spec.status == 200 {
+        } else if asked.streams && spec.status == 200 {
             conn.out.extend_from_slice(answer::STREAM_HEAD);
-            self.running += 1;
+            self.facts.running += 1;
             if spec.interval_ms == 0 {
                 self.flat.push_back((token, conn.serial));
             } else {
@@ -271,14 +332,24 @@ impl Worker {
                     .push(Reverse((now_ns() + first, token, conn.serial)));
             }
             let left = spec.chunks;
-            conn.work = Work::Stream(spec, left);
+            conn.work = Work::Stream(spec, left, asked);
             return;
-        } else {
+        } else if self.role == Role::Any || spec.status != 200 {
             conn.out.extend_from_slice(&answer::completion(&spec));
+        } else {
+            let is_prefill = asked.leg == Leg::Prefill;
+            let params =
+                is_prefill.then(|| self.handoff.issue(now_ns(), self.port, asked.prompt_tokens));
+            let chunks = if is_prefill { 1 } else { spec.chunks };
+            let rest = usize::try_from(chunks - 1).unwrap_or(0);
+            let text = asked.first_text(&spec).to_owned() + &answer::TOKEN.repeat(rest);
+            let usage = answer::usage(asked.prompt_tokens, chunks, asked.pulled_tokens);
+            let answer = answer::told(&spec, &text, &usage, params.as_deref());
+            conn.out.extend_from_slice(&answer);
         }
-        if spec.stall_at.is_some() || spec.reset_at.is_some() {
-            conn.work = Work::Stream(spec, 0);
-            self.running += 1;
+        if spec.stall_at.is_some() || spec.reset_at.is_some() || spec.close_at.is_some() {
+            conn.work = Work::Stream(spec, 0, asked);
+            self.facts.running += 1;
         } else {
             conn.work = Work::Idle;
         }
@@ -287,23 +358,22 @@ impl Worker {
     /// Writes what is there; false if the connection is to be closed.
     fn flush(&mut self, token: usize, conn: &mut Conn) -> bool {
         while conn.at < conn.out.len() {
-            let (stall_at, reset_at) = match &conn.work {
-                Work::Stream(spec, _) => (spec.stall_at, spec.reset_at),
+            let (stall_at, reset_at, close_at) = match &conn.work {
+                Work::Stream(spec, ..) => (spec.stall_at, spec.reset_at, spec.close_at),
                 Work::Stalled => return true,
-                _ => (None, None),
+                _ => (None, None, None),
             };
-            let limit = stall_at
-                .into_iter()
-                .chain(reset_at)
-                .min()
-                .unwrap_or(usize::MAX);
+            let limits = [stall_at, reset_at, close_at];
+            let limit = limits.into_iter().flatten().min().unwrap_or(usize::MAX);
             if conn.sent >= limit {
                 if stall_at == Some(limit) {
-                    self.running -= 1;
+                    self.facts.running -= 1;
                     conn.work = Work::Stalled;
                     return true;
                 }
-                let _ = socket2::SockRef::from(&conn.stream).set_linger(Some(Duration::ZERO));
+                if reset_at == Some(limit) {
+                    let _ = socket2::SockRef::from(&conn.stream).set_linger(Some(Duration::ZERO));
+                }
                 return false;
             }
             let end = conn
@@ -324,11 +394,11 @@ impl Worker {
         conn.out.clear();
         conn.at = 0;
         match &conn.work {
-            Work::Stream(_, 0) => {
-                self.running -= 1;
+            Work::Stream(_, 0, _) => {
+                self.facts.running -= 1;
                 conn.work = Work::Idle;
             }
-            Work::Stream(spec, _) if spec.interval_ms == 0 && was_blocked => {
+            Work::Stream(spec, ..) if spec.interval_ms == 0 && was_blocked => {
                 self.flat.push_back((token, conn.serial));
                 return true;
             }
@@ -367,22 +437,35 @@ impl Worker {
             return;
         };
         match std::mem::replace(&mut conn.work, Work::Idle) {
-            Work::Late(spec, streams) => self.begin(token, &mut conn, spec, streams),
-            Work::Stream(spec, left) if left > 0 => {
+            Work::Late(spec, asked) => self.begin(token, &mut conn, spec, asked),
+            Work::Stream(spec, left, asked) if left > 0 => {
                 let is_flat = spec.interval_ms == 0;
                 // A flat-out stream whose socket is full goes on when it is not.
                 if !is_flat || conn.out.is_empty() {
-                    answer::event(&mut conn.out, now_ns());
+                    let text = if left == spec.chunks {
+                        asked.first_text(&spec)
+                    } else {
+                        answer::TOKEN
+                    };
+                    answer::event(&mut conn.out, now_ns(), text);
                     if left == 1 {
+                        if asked.wants_usage {
+                            let usage = answer::usage(
+                                asked.prompt_tokens,
+                                spec.chunks,
+                                asked.pulled_tokens,
+                            );
+                            answer::usage_event(&mut conn.out, &usage);
+                        }
                         conn.out.extend_from_slice(answer::STREAM_END);
                     }
                     if !is_flat && left > 1 {
                         self.due
                             .push(Reverse((due + spec.interval_ms * 1_000_000, token, serial)));
                     }
-                    conn.work = Work::Stream(spec, left - 1);
+                    conn.work = Work::Stream(spec, left - 1, asked);
                 } else {
-                    conn.work = Work::Stream(spec, left);
+                    conn.work = Work::Stream(spec, left, asked);
                 }
             }
             work => conn.work = work,
@@ -393,8 +476,7 @@ impl Worker {
 }
 
 fn is_streamed(body: &[u8]) -> bool {
-    memmem::find(body, br#""stream":true"#).is_some()
-        || memmem::find(body, br#""stream": true"#).is_some()
+    says_true(body, r#""stream":"#)
 }
 
 /// Words after `mock` in the body's field `user`.
