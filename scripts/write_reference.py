@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import annotated_types
 from library_reference import library_page
+from paper_page import PAGE, paper_page
 from peer_numbers import against_aims, caption, chart
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
@@ -165,7 +166,8 @@ def texts() -> dict[Path, str]:
     }
     readme = between(README.read_text(encoding="utf-8"), "numbers", numbers())
     bench = between(BENCH.read_text(encoding="utf-8"), "aims", against_aims())
-    return wanted | {README: between(readme, "peers", caption()), BENCH: bench, CHART: chart()}
+    pages = {README: between(readme, "peers", caption()), BENCH: bench, CHART: chart(), PAGE: paper_page()}
+    return wanted | pages
 
 
 def between(page: str, mark: str, text: str) -> str:

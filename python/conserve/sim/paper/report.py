@@ -245,12 +245,15 @@ def _sensitivity(results: Json) -> list[Block]:
 
 def _full(results: Json) -> list[Block]:
     told = results["full"]
+    counts = told["conversations"].values()
+    most, least = max(counts), min(counts)
+    sizes = f"{most} conversations a run" + (f" ({least} of the long sessions)" if least < most else "")
     blocks: list[Block] = [
         Heading(2, "Full mode: every policy, every trace"),
         Listing("conserve sim paper --part full"),
         Paragraph(
             f"Four `{FLEET.preset}` GPUs (with prefillers: {FLEET.prefillers} of them), the real router and its gate for every policy, real queues and "
-            f"handoffs; {told['conversations']} conversations a run, Poisson arrivals. Load 1 is the rate at which the same GPUs, collocated and "
+            f"handoffs; {sizes}, Poisson arrivals. Load 1 is the rate at which the same GPUs, collocated and "
             "never short of work, end conversations without tool time. TTFET counts from arrival with all waits; *own* is without tool time. "
             f"Attained: the answer within {SLOS[-1]}x and the last turn's gaps within {SLOS[-1]}x of the conversation alone "
             f"(and {SLOS[0]}x, the stricter pair). Measured are conversations that arrive between 20 and 90 % of all. "
@@ -339,6 +342,11 @@ def _percent(of: Interval, *, strong: bool = False) -> str:
     if math.isnan(of.mean):
         return "—"
     if math.isinf(of.high):
-        return f"{of.mean:+.1f} %"
-    text = f"{of.mean:+.1f} % [{of.low:+.1f}, {of.high:+.1f}]"
+        return f"{_signed(of.mean)} %"
+    text = f"{_signed(of.mean)} % [{_signed(of.low)}, {_signed(of.high)}]"
     return f"**{text}**" if strong and of.excludes_zero else text
+
+
+def _signed(value: float) -> str:
+    # Neither plus nor minus nought.
+    return f"{value:+.1f}" if abs(value) >= 0.05 else "0.0"

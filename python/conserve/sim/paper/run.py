@@ -63,7 +63,7 @@ class Plan:
             policies=POLICIES,
             loads=full.LOADS[-1:] if self.small else full.LOADS,
             seeds=self.repeats,
-            conversations=60 if self.small else 200,
+            conversations=60 if self.small else 400,
             recorded=self.recorded,
         )
 
@@ -131,7 +131,7 @@ def gather(plan: Plan, store: Store) -> Json:
     if "full" in plan.parts:
         trials = plan.trials
         results["full"] = {
-            "conversations": trials.conversations,
+            "conversations": {name: trials.count(name) for name in trials.workloads},
             "policies": list(trials.policies),
             "capacity_per_s": {name: trials.capacity_per_s(store, name) for name in trials.workloads},
             "rows": trials.rows(store),

@@ -21,6 +21,9 @@ __all__ = ["BASE", "Trials"]
 BASE: Final = "collocated"
 """The fair baseline that the others are compared with: affinity, the same gate, no handoff."""
 
+LONGER: Final = {"claude-code-fresh": 4, "claude-code-resumed": 4}
+"""Workloads whose conversations have many times the turns of the others'."""
+
 _SPREADS: Final = ("ttfet", "ttfet_own", "ttft", "tbt")
 _COLUMNS: Final = (
     *(f"{name}_p{share}_s" for name in _SPREADS for share in (50, 95, 99)),
@@ -44,6 +47,10 @@ class Trials:
     conversations: int
     recorded: bool
 
+    def count(self, workload: str) -> int:
+        """Conversations of a run: fewer where one is as long as many of another trace."""
+        return max(1, self.conversations // LONGER.get(workload, 1))
+
     def probes(self) -> Iterator[Cell]:
         """The runs that say what load 1 is, one for each workload."""
         for workload in self.workloads:
@@ -53,7 +60,7 @@ class Trials:
         return {
             "kind": "capacity",
             "workload": workload,
-            "count": self.conversations,
+            "count": self.count(workload),
             "recorded": self.recorded,
         }
 
