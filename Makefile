@@ -33,11 +33,6 @@ ifneq ($(wildcard ../shared/wheels),)
 export PIP_FIND_LINKS := $(PIP_FIND_LINKS) ../shared/wheels
 endif
 
-# So are recorded traces: `make paper` uses them in place of generated ones.
-ifneq ($(wildcard ../shared/traces),)
-export CONSERVE_TRACES ?= $(abspath ../shared/traces)
-endif
-
 # An environment made in another folder, or whose interpreter is gone, is made anew.
 ifneq ($(shell $(BIN)/python -c 'print(open("$(STAMPS)/venv").read().strip())' 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMPS)/venv
@@ -132,6 +127,11 @@ bench: setup-dev  ## measure; raw results go to bench/results
 
 bench-peers: setup-dev  ## measure the doors beside other routers, at most 9 minutes once the peers are installed
 	@$(BIN)/python bench/peers/run.py --json bench/results/peers.json
+
+# Recorded traces next to the project are used in place of generated ones.
+ifneq ($(wildcard ../shared/traces),)
+paper: export CONSERVE_TRACES ?= $(abspath ../shared/traces)
+endif
 
 paper: setup-dev  ## every number of the paper and what the simulator makes of it, into out/paper; SMALL=1, PAPER_ARGS, PUBLISH=1
 	@echo '==> conserve sim paper'

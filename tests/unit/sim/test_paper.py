@@ -12,13 +12,17 @@ from conserve.cli import main
 from conserve.sim.paper import mode
 from conserve.sim.paper.blocks import Block, Heading, Paragraph, Table, as_html, as_markdown
 from conserve.sim.paper.cells import Cell, Store, Values, key_of, run_all
+from conserve.sim.paper.claims import CLAIMS, Verdict
 from conserve.sim.paper.full import Trial, as_cell, capacity_per_s, measure
 from conserve.sim.paper.mode import SYSTEMS, Setting, paper_conversations
 from conserve.sim.paper.plots import draw
+from conserve.sim.paper.report import report
 from conserve.sim.paper.results import Sample
 from conserve.sim.paper.trials import Trials
 from conserve.sim.paper.waterfall import ORDERS
 from conserve.sim.run import columns, simulate
+
+ROOT = Path(__file__).parents[3]
 
 
 def setting(system: str = "strict", **other: object) -> Setting:
@@ -214,3 +218,15 @@ def test_a_report_is_the_same_words_on_both_pages() -> None:
     assert "<h2>A &amp; B</h2>" in page
     assert "<code>x</code> is <strong>&lt;5</strong>" in page
     assert '<td>strict</td><td class="n">1.5</td>' in page
+
+
+def test_the_published_run_is_a_whole_one() -> None:
+    published = json.loads((ROOT / "bench" / "results" / "paper.json").read_text(encoding="utf-8"))
+    assert [row["id"] for row in published["claims"]] == list(CLAIMS), "each claim has its row"
+    assert {row["verdict"] for row in published["claims"]} <= {verdict.value for verdict in Verdict}
+    assert published["seeds"] >= 10
+    assert not published["small"]
+    page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert page == as_markdown(report(published), figures="assets/paper/"), (
+        "run scripts/write_reference.py: the page says something else than the results"
+    )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from conserve.sim.stats import Interval
+
 __all__ = ["draw"]
 
 _COLOURS: Final = {
@@ -72,11 +74,7 @@ def _save(figure: Figure, path: Path) -> Path:
 
 def _curve(axes: Axes, x: tuple[float, ...], claims: list[Json], colour: str, name: str) -> None:
     ours = [interval_of(row["ours"]) for row in claims]
-    means = [one.mean for one in ours]
-    ends = [
-        [one.mean - one.low if math.isfinite(one.low) else 0.0 for one in ours],
-        [one.high - one.mean if math.isfinite(one.high) else 0.0 for one in ours],
-    ]
+    means, ends = [one.mean for one in ours], _ends(ours)
     axes.errorbar(
         x, means, yerr=ends, color=colour, marker="o", markersize=3, capsize=2, label=f"{name}, ours"
     )
@@ -114,36 +112,59 @@ def _errors(claims: dict[str, Json]) -> Figure:
 
 
 def _waterfall(orders: list[Json]) -> Figure:
-    figure, panels = plt.subplots(1, len(orders), figsize=(9.6, 3.4), sharey=True)
-    for axes, told in zip(panels, orders, strict=True):
-        steps = told["steps"]
+    figure, rows = plt.subplots(3, len(orders), figsize=(9.6, 7.2), sharex="col", sharey="row")
+    against, by = _COLOURS["ampd-paper"], _COLOURS["collocated"]
+    drawn: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+        (
+            "ConServe's p95 TTFET, %",
+            (("ttfet", against, "against AMPD"), ("ttfet_collocated", by, "against collocated")),
+        ),
+        (
+            "TTFET misses, %",
+            (
+                ("ours_missed", _COLOURS["strict"], "ConServe"),
+                ("base_missed", against, "AMPD"),
+                ("collocated_missed", by, "collocated"),
+            ),
+        ),
+        ("ConServe's tokens/J, %", (("energy", against, "against AMPD"),)),
+    )
+    for (says, curves), panels in zip(drawn, rows, strict=True):
+        panels[0].set_ylabel(says)
+        for axes, told in zip(panels, orders, strict=True):
+            for name, colour, label in curves:
+                _steps(axes, [interval_of(step[name]) for step in told["steps"]], colour, label)
+            axes.axhline(0, color="#222222", linewidth=0.8)
+        panels[0].legend(fontsize=8)
+    for axes, told in zip(rows[-1], orders, strict=True):
         names = ["paper", *told["order"]]
-        for name, colour, says in (
-            ("ttfet", _COLOURS["ampd-paper"], "against AMPD"),
-            ("ttfet_collocated", _COLOURS["collocated"], "against collocated"),
-        ):
-            found = [interval_of(step[name]) for step in steps]
-            ends = [
-                [one.mean - one.low if math.isfinite(one.low) else 0.0 for one in found],
-                [one.high - one.mean if math.isfinite(one.high) else 0.0 for one in found],
-            ]
-            axes.errorbar(
-                range(len(found)),
-                [one.mean for one in found],
-                yerr=ends,
-                color=colour,
-                marker="o",
-                capsize=2,
-                label=says,
-            )
-        axes.axhline(0, color="#222222", linewidth=0.8)
-        axes.axhline(CLAIMS["headline/ttfet"].paper, color="#222222", linestyle=":", linewidth=0.8)
         axes.set_xticks(range(len(names)), names)
         axes.set_xlabel("switch undone")
-    panels[0].set_ylabel("p95 TTFET of ConServe, change in %")
-    panels[0].legend(fontsize=8)
+    for axes in rows[0]:
+        axes.axhline(CLAIMS["headline/ttfet"].paper, color="#222222", linestyle=":", linewidth=0.8)
     figure.tight_layout()
     return figure
+
+
+def _steps(axes: Axes, found: list[Interval], colour: str, label: str) -> None:
+    axes.errorbar(
+        range(len(found)),
+        [one.mean for one in found],
+        yerr=_ends(found),
+        color=colour,
+        marker="o",
+        markersize=4,
+        capsize=2,
+        label=label,
+    )
+
+
+def _ends(found: list[Interval]) -> list[list[float]]:
+    """How far the intervals reach down and up; not at all where there is one seed."""
+    return [
+        [one.mean - one.low if math.isfinite(one.low) else 0.0 for one in found],
+        [one.high - one.mean if math.isfinite(one.high) else 0.0 for one in found],
+    ]
 
 
 def _full(told: Json) -> Figure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
 from .blocks import Block, Figure, Heading, Listing, Paragraph, Table
@@ -40,11 +40,11 @@ def report(results: Json) -> list[Block]:
     """All parts that were run."""
     blocks: list[Block] = [Heading(1, TITLE), *_preface(results)]
     if "claims" in results:
-        blocks += _claims(results)
+        blocks += _headlines(results)
     if "waterfall" in results:
         blocks += _waterfall(results)
     if "claims" in results:
-        blocks += _sensitivity(results)
+        blocks += [*_claims(results), *_sensitivity(results)]
     if "full" in results:
         blocks += _full(results)
     return blocks
@@ -79,26 +79,40 @@ def _preface(results: Json) -> list[Block]:
     ]
 
 
-def _claims(results: Json) -> list[Block]:
+def _headlines(results: Json) -> list[Block]:
     rows: list[Json] = results["claims"]
     counts = Counter(row["verdict"] for row in rows)
     total = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
-    headlines = [row for row in rows if row["id"].startswith("headline/")]
-    others = [row for row in rows if not row["id"].startswith("headline/")]
+    return [
+        Heading(2, "The headlines"),
+        Listing(_command(results, "claims")),
+        _claim_table([row for row in rows if row["id"].startswith("headline/")], results["seeds"]),
+        Paragraph(
+            f"Of all {len(rows)} numbers: {total}. *Reproduced*: within 10 % (shares and changes: 3 points) of the paper's number, or "
+            "that number is inside a narrow interval. *Partly*: the same shape (30 %; 10 points; a change of the same sign and at "
+            "least half the size). At saturation the backlog grows until the arrivals end (†): such a number is one of "
+            "a run of 256 conversations, in the paper as here, not of a system."
+        ),
+    ]
+
+
+def _command(results: Json, part: str) -> str:
+    small = "--small " if results["small"] else ""
+    return f"conserve sim paper {small}--part {part}"
+
+
+def _claims(results: Json) -> list[Block]:
+    rows = [row for row in results["claims"] if not row["id"].startswith("headline/")]
     return [
         Heading(2, "Claim by claim, in paper mode"),
-        Listing("conserve sim paper --part claims"),
+        Listing(_command(results, "claims")),
         Paragraph(
-            f"Of {len(rows)} numbers: {total}. *Reproduced*: within 10 % (shares and changes: 3 points) of the paper's number, or that "
-            "number is inside a narrow interval. *Partly*: the same shape (30 %; 10 points; a change of the same sign and at "
-            "least half the size). Multiples (x) are of the conversation alone on one GPU; a miss is a multiple above 5. "
-            "At the last rate, and for `disaggregated` at all, the backlog grows until the arrivals end (†): "
-            "such a number is one of a run of 256 conversations, in the paper as here, not of a system."
+            "Multiples (x) are of the conversation alone on one GPU; a miss is a multiple above 5. "
+            "(n/m)† behind a number: the backlog grew in n of m seeds."
         ),
-        _claim_table(headlines, results["seeds"]),
         Figure("rates.svg", "p95 TTFET by rate: the paper's points and ours"),
         Figure("errors.svg", "By share of mispredicted turns: the paper's points and ours"),
-        _claim_table(others, results["seeds"]),
+        _claim_table(rows, results["seeds"]),
         Heading(3, "Is it linear in the prediction error?"),
         Paragraph(
             "R² of a straight line over the eleven error rates, and the quadratic coefficient with its interval: where that "
@@ -128,7 +142,7 @@ def _claim_table(rows: list[Json], seeds: int) -> Table:
 def _marked(text: str, unstable: int, seeds: int) -> str:
     if not unstable:
         return text
-    return f"{text} †" if unstable == seeds else f"{text} †({unstable}/{seeds})"
+    return f"{text} †" if unstable == seeds else f"{text} ({unstable}/{seeds})†"
 
 
 def _lines(rows: list[Json]) -> Table:
@@ -153,22 +167,35 @@ def _lines(rows: list[Json]) -> Table:
 def _waterfall(results: Json) -> list[Block]:
     blocks: list[Block] = [
         Heading(2, "The waterfall: from the paper's method to an honest one"),
-        Listing("conserve sim paper --part waterfall"),
+        Listing(_command(results, "waterfall")),
         Paragraph(
             "Strict ConServe at saturation against the paper's AMPD, and against collocated with affinity, while the paper's seven "
             "choices are undone one at a time, in two orders. Negative: ConServe is faster. Every point is a backlog that grows "
             "until the arrivals end, so read the direction, not the digits; full mode below has loads that can be held."
-            + (
-                ""
-                if results["baseline"] == "ampd"
-                else f" This core has no reconstruction of AMPD yet: `{results['baseline']}` stands in for it from step a on."
-            )
+            f" From step a on AMPD is `{results['baseline']}`."
         ),
-        Figure("waterfall.svg", "Change of p95 TTFET, one switch at a time, in two orders"),
+        Figure("waterfall.svg", "p95 TTFET, misses and tokens/J, one switch at a time, in two orders"),
+        Paragraph(
+            " ".join(_largest(number, told) for number, told in enumerate(results["waterfall"], start=1))
+        ),
     ]
     for number, told in enumerate(results["waterfall"], start=1):
         blocks += [Heading(3, f"Order {number}: {', '.join(told['order'])}"), _steps(told["steps"])]
     return blocks
+
+
+def _largest(number: int, told: Json) -> str:
+    """Which switch moves the headline most."""
+    changes = [interval_of(step["ttfet"]).mean for step in told["steps"]]
+    moves = [abs(after - before) for before, after in pairwise(changes)]
+    if any(map(math.isnan, moves)):
+        return f"In order {number} a step has no number."
+    at = moves.index(max(moves))
+    before, after = _signed(changes[at]), _signed(changes[at + 1])
+    return (
+        f"In order {number} the largest step is {told['order'][at]}: against AMPD from {before} to {after} %; "
+        f"with all switches off {_percent(interval_of(told['steps'][-1]['ttfet']))} remain."
+    )
 
 
 def _steps(steps: list[Json]) -> Table:
@@ -247,10 +274,11 @@ def _full(results: Json) -> list[Block]:
     told = results["full"]
     counts = told["conversations"].values()
     most, least = max(counts), min(counts)
+    variants = ", ".join(f"`{told['variants'][name]}`" for name in told["policies"])
     sizes = f"{most} conversations a run" + (f" ({least} of the long sessions)" if least < most else "")
     blocks: list[Block] = [
         Heading(2, "Full mode: every policy, every trace"),
-        Listing("conserve sim paper --part full"),
+        Listing(_command(results, "full")),
         Paragraph(
             f"Four `{FLEET.preset}` GPUs (with prefillers: {FLEET.prefillers} of them), the real router and its gate for every policy, real queues and "
             f"handoffs; {sizes}, Poisson arrivals. Load 1 is the rate at which the same GPUs, collocated and "
@@ -258,8 +286,9 @@ def _full(results: Json) -> list[Block]:
             f"Attained: the answer within {SLOS[-1]}x and the last turn's gaps within {SLOS[-1]}x of the conversation alone "
             f"(and {SLOS[0]}x, the stricter pair). Measured are conversations that arrive between 20 and 90 % of all. "
             "(n†): n seeds were unstable and are left out; —: most were, so there is no number. "
-            f"Changes are against `{BASE}`, paired by seed; bold: beyond doubt."
+            f"Changes are against `{BASE}`, paired by seed; bold: beyond doubt. Policies: {variants}."
         ),
+        _score(told["rows"], told["policies"]),
         Figure("full.svg", f"Change of p95 TTFET without tools against {BASE}, by policy and trace"),
     ]
     for workload, rows in groupby(told["rows"], key=lambda row: str(row["workload"])):
@@ -269,6 +298,34 @@ def _full(results: Json) -> list[Block]:
             _trial_table(list(rows)),
         ]
     return blocks
+
+
+def _score(rows: list[Json], policies: list[str]) -> Table:
+    """In how many settings a policy is better or worse than the baseline, beyond doubt."""
+
+    def cells(policy: str) -> tuple[str, ...]:
+        own = [row for row in rows if row["policy"] == policy]
+        return (f"`{policy}`", *(_tally(own, name, sign) for name, sign in _SCORED), str(len(own)))
+
+    others = [policy for policy in policies if policy != BASE]
+    header = (
+        f"better / worse than `{BASE}` / no number",
+        "own p95 TTFET",
+        "last-turn TBT p95",
+        "tokens/J",
+        "settings",
+    )
+    return Table(header, tuple(map(cells, others)))
+
+
+_SCORED: Final = (("ttfet_own_p95_s", -1), ("tbt_p95_s", -1), ("tokens_per_j", 1))
+
+
+def _tally(rows: list[Json], name: str, good: int) -> str:
+    changes = [interval_of(row[f"{name}_change"]) for row in rows]
+    sure = [change.mean * good for change in changes if change.excludes_zero]
+    unknown = sum(1 for change in changes if math.isnan(change.mean))
+    return f"{sum(1 for one in sure if one > 0)} / {sum(1 for one in sure if one < 0)} / {unknown}"
 
 
 def _trial_table(rows: list[Json]) -> Table:

@@ -13,7 +13,7 @@ from conserve.sim.workload import WORKLOADS
 from . import full, mode
 from .cells import Cell, Store, Values, code_version, run_all
 from .experiments import Experiments
-from .trials import Trials
+from .trials import Trials, variant
 from .waterfall import Waterfall
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def gather(plan: Plan, store: Store) -> Json:
         "small": plan.small,
         "recorded": plan.recorded,
         "code": code_version(),
-        "baseline": _baseline(),
+        "baseline": variant(_baseline()),
     }
     if "claims" in plan.parts:
         of = plan.experiments
@@ -133,6 +133,7 @@ def gather(plan: Plan, store: Store) -> Json:
         results["full"] = {
             "conversations": {name: trials.count(name) for name in trials.workloads},
             "policies": list(trials.policies),
+            "variants": {policy: variant(policy) for policy in trials.policies},
             "capacity_per_s": {name: trials.capacity_per_s(store, name) for name in trials.workloads},
             "rows": trials.rows(store),
         }

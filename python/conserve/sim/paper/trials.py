@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from conserve.sim.run import columns, simulate
 from conserve.sim.stats import mean_interval, paired_change
+from conserve.sim.workload import generate
 
-from .full import SLOS, Trial, as_cell
+from .full import FLEET, SLOS, Trial, as_cell
 from .results import Json, Sample, plain, sample
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from .cells import Cell, Store
 
-__all__ = ["BASE", "Trials"]
+__all__ = ["BASE", "Trials", "variant"]
 
 BASE: Final = "collocated"
 """The fair baseline that the others are compared with: affinity, the same gate, no handoff."""
@@ -34,6 +36,12 @@ _COLUMNS: Final = (
     "recomputed_share",
 )
 _COMPARED: Final = ("ttfet_own_p95_s", "tbt_p95_s", "tokens_per_j")
+
+
+def variant(policy: str) -> str:
+    """The policy in full, with the options by which it decides."""
+    workload = columns(list(generate("swe-agent", 1, seed=1)), arrivals_s=[0.0])
+    return simulate({"engines": FLEET.engines(policy), "policy": {"name": policy}}, workload, seed=1).policy
 
 
 @dataclass(frozen=True, slots=True)
