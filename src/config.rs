@@ -40,6 +40,9 @@ pub struct Config {
     pub block_size: BlockSize,
     /// What a worker says about its load is not used when it is older.
     pub report_stale_after: Duration,
+    /// Engines keep the blocks of finished turns for so long, whatever becomes of the conversation; `None`: they may evict
+    /// them at any time.
+    pub retention: Option<Duration>,
     /// Which rule places conversations.
     pub policy: PolicyChoice,
     /// A turn whose first token comes later does not count as goodput; `None`: any time will do.
@@ -60,6 +63,7 @@ impl Default for Config {
             max_conversations: 4_000_000,
             block_size: BlockSize::DEFAULT,
             report_stale_after: Duration::from_secs(10),
+            retention: None,
             policy: PolicyChoice::Strict,
             slo_ttft: None,
             slo_tbt: None,
@@ -91,6 +95,9 @@ impl Config {
         }
         if self.idle_timeout == Some(Duration::ZERO) {
             return refuse("idle_timeout", "0".to_owned(), "above 0, or none");
+        }
+        if self.retention == Some(Duration::ZERO) {
+            return refuse("retention", "0".to_owned(), "above 0, or none");
         }
         if self.max_conversations == 0 {
             return refuse("max_conversations", "0".to_owned(), "at least 1");
@@ -146,6 +153,13 @@ mod tests {
                     ..base()
                 },
                 "idle_timeout",
+            ),
+            (
+                Config {
+                    retention: Some(Duration::ZERO),
+                    ..base()
+                },
+                "retention",
             ),
             (
                 Config {

@@ -16,6 +16,7 @@ use crate::occupancy::{NEWCOMERS_WAIT, Occupancy};
 use crate::pace::StepTime;
 use crate::report::WorkerReport;
 use crate::residency::Residency;
+use crate::retained::Retained;
 use crate::sync::{Counter, Mutex, POCKETS, Padded, stripe};
 use crate::units::{BlockSize, Blocks, Timestamp, Tokens, WorkerId};
 
@@ -183,6 +184,8 @@ pub(crate) struct Worker {
     pub(crate) residency: Mutex<Residency>,
     /// Blocks of idle conversations that it evicted.
     pub(crate) idle_evicted: Counter,
+    /// Blocks that it keeps although no conversation holds them.
+    pub(crate) retained: Retained,
 }
 
 impl Worker {
@@ -498,6 +501,7 @@ impl Fleet {
             report: Mutex::new(None),
             residency: Mutex::new(Residency::default()),
             idle_evicted: Counter::default(),
+            retained: Retained::new(),
         };
         worker.occupancy.flag(NEWCOMERS_WAIT, joined.newcomers_wait);
         worker.backlog.flag(joined.newcomers_wait);

@@ -72,6 +72,7 @@ mod python;
 mod recent;
 pub mod report;
 pub mod residency;
+mod retained;
 pub mod router;
 #[cfg(feature = "sim")]
 pub mod sim;

@@ -328,7 +328,7 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
         &[("queue", "tail")],
         snapshot.waiting_tail,
     );
-    let gauges: [(&str, &str, GaugeOf); 11] = [
+    let gauges: [(&str, &str, GaugeOf); 12] = [
         (
             "conserve_worker_up",
             "1 if the worker takes work, 0 if not.",
@@ -357,6 +357,11 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
             "conserve_kv_blocks_reserved",
             "Of these, reserved by turns in flight.",
             |row| row.role.decodes().then(|| f64::from(row.reserved.get())),
+        ),
+        (
+            "conserve_kv_blocks_retained",
+            "KV blocks of these that no conversation holds and the engine keeps until their time is up.",
+            |row| row.role.decodes().then_some(f64::from(row.retained.get())),
         ),
         (
             "conserve_kv_usage",

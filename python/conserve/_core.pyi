@@ -206,6 +206,8 @@ class Router:
         slo_ttft_ms: a turn whose first token comes later is no goodput; None: any time will do.
         slo_tbt_ms: the same for the mean gap between its tokens.
         report_stale_s: what a worker told of its load is not used when it is older.
+        retention_ttl_s: decoders keep what a finished turn left for so long, whatever becomes of its conversation, and the books
+            follow; None: they may evict it at any time.
         clock: time for tests; by default the machine's monotonic clock.
         secret: 16 bytes that key the hash of tenants and conversation ids; random by default.
 
@@ -237,6 +239,7 @@ class Router:
         slo_ttft_ms: float | None = None,
         slo_tbt_ms: float | None = None,
         report_stale_s: float = 10.0,
+        retention_ttl_s: float | None = None,
         clock: ManualClock | None = None,
         secret: bytes | None = None,
     ) -> Self: ...
@@ -504,6 +507,9 @@ class WorkerView:
     def reserved_blocks(self) -> int:
         """Of these, the blocks of turns in flight."""
     @property
+    def retained_blocks(self) -> int:
+        """Of these, the blocks that no conversation holds and the engine keeps until their time is up."""
+    @property
     def running(self) -> int:
         """Turns in flight."""
     @property
@@ -598,7 +604,9 @@ class Dispatcher:
         connector: how KV is handed over: "nixl", "mooncake", "example" or "none".
         shape: a way of one's own instead: what is added to the prefill request and to the decode request, as JSON objects in
             which "{transfer_id}", "{bootstrap_addr}" and "{engine_id}" are filled in. Empty: nothing is added. None for
-            the second: what the prefiller's answer says.
+            the second: what the prefiller's answer says. The third is added for `retain`.
+        retain: mark decode requests without a handoff so that the engine keeps their KV when they are done; only connectors that
+            say how (nixl) take it.
         peers: for "mooncake": for each prefiller's URL, the address of its bootstrap server and its engine id.
         max_body_bytes: larger requests are refused with 413. max_answer_bytes: larger answers of workers are an error.
         max_depth: deepest nesting of a request body. max_messages: most messages in one.
@@ -620,7 +628,8 @@ class Dispatcher:
         router: Router,
         *,
         connector: Literal["nixl", "mooncake", "example", "none"] = "nixl",
-        shape: tuple[str, str | None] | None = None,
+        shape: tuple[str, str | None, str | None] | None = None,
+        retain: bool = False,
         peers: Mapping[str, tuple[str, str]] | None = None,
         max_body_bytes: int = 33_554_432,
         max_answer_bytes: int = 67_108_864,

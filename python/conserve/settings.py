@@ -136,24 +136,26 @@ def _never(value: object) -> object:
 
 
 def _shape(value: object) -> object:
-    """`{"prefill": {...}, "decode": {...} | "answer" | "nothing"}`, as JSON or read, as the dispatcher takes it."""
+    """`{"prefill": {...}, "decode": {...} | "answer" | "nothing", "retain": {...}}`, as JSON or read, as the dispatcher takes it."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
             raise ValueError(f"is not JSON: {error}") from None
-    if not isinstance(value, dict) or not set(value) <= {"prefill", "decode"}:
-        raise ValueError("takes an object with the keys prefill and decode")
-    prefill, decode = value.get("prefill", {}), value.get("decode", "answer")
-    if not isinstance(prefill, dict):
-        raise ValueError(f"prefill: takes an object, not {prefill!r}")  # noqa: TRY004 - what pydantic takes
+    if not isinstance(value, dict) or not set(value) <= {"prefill", "decode", "retain"}:
+        raise ValueError("takes an object with the keys prefill, decode and retain")
+    prefill, decode, retain = value.get("prefill", {}), value.get("decode", "answer"), value.get("retain", {})
+    for key, given in (("prefill", prefill), ("retain", retain)):
+        if not isinstance(given, dict):
+            raise ValueError(f"{key}: takes an object, not {given!r}")  # noqa: TRY004 - what pydantic takes
     if not isinstance(decode, dict) and decode not in ("answer", "nothing"):
         raise ValueError(f'decode: takes an object, "answer" or "nothing", not {decode!r}')
     added = json.dumps(prefill) if prefill else ""
-    return added, {"answer": None, "nothing": ""}[decode] if isinstance(decode, str) else json.dumps(decode)
+    told = {"answer": None, "nothing": ""}[decode] if isinstance(decode, str) else json.dumps(decode)
+    return added, told, json.dumps(retain) if retain else None
 
 
-_Shape: TypeAlias = Annotated[tuple[str, str | None], NoDecode, BeforeValidator(_shape)]
+_Shape: TypeAlias = Annotated[tuple[str, str | None, str | None], NoDecode, BeforeValidator(_shape)]
 _Options: TypeAlias = Annotated[tuple[tuple[str, str], ...], NoDecode, BeforeValidator(_options)]
 _Workers: TypeAlias = Annotated[tuple[WorkerAt, ...], NoDecode, BeforeValidator(_workers)]
 _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86_400)]
@@ -179,7 +181,15 @@ class Settings(BaseSettings):
     )
     connector_shape: _Shape | None = Field(
         None,
-        description='Another way instead: `{"prefill": ..., "decode": ...}` as JSON, see [fleet](../guides/fleet.md).',
+        description='Another way instead: `{"prefill": ..., "decode": ..., "retain": ...}` as JSON, see [fleet](../guides/fleet.md).',
+    )
+    retention: Literal["cache", "pin"] = Field(
+        "cache",
+        description="Whether decoders may evict what finished turns left, or `pin` it: they must have been started for it, see "
+        "[fleet](../guides/fleet.md#retention).",
+    )
+    retention_ttl_s: int = Field(
+        480, ge=1, le=86_400, description="With `pin`: how long after its last turn a decoder keeps it."
     )
 
     # The router.
@@ -329,6 +339,7 @@ class Settings(BaseSettings):
             slo_ttft_ms=self.slo_ttft_ms,
             slo_tbt_ms=self.slo_tbt_ms,
             report_stale_s=self.report_stale_s,
+            retention_ttl_s=float(self.retention_ttl_s) if self.retention == "pin" else None,
             secret=self.secret_bytes(),
         )
         if not empty:
@@ -342,6 +353,7 @@ class Settings(BaseSettings):
             router,
             connector=self.connector,
             shape=self.connector_shape,
+            retain=self.retention == "pin",
             max_body_bytes=self.max_body_bytes,
             peers=self._peers(),
             max_depth=self.max_depth,

@@ -43,6 +43,8 @@ impl fmt::Debug for Secret {
 pub struct DispatchConfig {
     /// How KV is handed over.
     pub connector: Connector,
+    /// Ask engines to keep what finished turns leave; the connector says how.
+    pub retain: bool,
     /// What prefillers are called by the transfer layer, for connectors that need it.
     pub peers: Peers,
     /// The largest request body, in bytes.
@@ -85,6 +87,7 @@ impl Default for DispatchConfig {
     fn default() -> Self {
         Self {
             connector: Connector::nixl(),
+            retain: false,
             peers: Peers::new(),
             max_body_bytes: 32 << 20,
             max_depth: 512,
@@ -178,6 +181,13 @@ impl DispatchConfig {
                     "false when worker_key is set",
                 );
             }
+        }
+        if self.retain && self.connector.retain_params().is_none() {
+            return refuse(
+                "retention",
+                "pin",
+                "cache, unless the connector is nixl or one of your own that says retain",
+            );
         }
         match self.connector.fault() {
             Some(fault) => refuse("connector", &fault, "templates that are JSON objects"),
@@ -282,7 +292,7 @@ mod tests {
             ),
             (
                 DispatchConfig {
-                    connector: Connector::declared("[]", None),
+                    connector: Connector::declared("[]", None, None),
                     ..base()
                 },
                 "connector",

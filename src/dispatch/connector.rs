@@ -1,5 +1,5 @@
 //! How KV is handed over, as a declared shape: what is added to the prefill request, what is taken from its answer, what is
-//! added to the decode request.
+//! added to the decode request, and what to one without a handoff so that the engine keeps the turn's KV when it is done.
 //!
 //! Promises: what the prefiller said is passed on byte for byte; a handoff older than the engine's lease is never given out
 //! (I10), for the prefiller may have reused the blocks, and a decoder that pulls them answers wrong text without an error.
@@ -36,6 +36,8 @@ struct Shape {
     /// Added to the prefill request, if anything is.
     prefill: Option<String>,
     decode: Decode,
+    /// Added to a decode request that brings no handoff, where finished turns are to be kept.
+    retain: Option<Bytes>,
 }
 
 /// Where the parameters of the decode request come from.
@@ -63,13 +65,17 @@ pub type Peers = HashMap<String, Peer>;
 
 impl Connector {
     /// vLLM's `NixlConnector`: the prefiller's answer names the blocks, the decoder pulls them.
+    ///
+    /// vLLM 0.32 keeps a turn that ended only if its request carried parameters; with those of a prefill it is kept for
+    /// `kv_lease_duration`. Parameters in which both flags are false would be kept for ever.
     #[must_use]
     pub fn nixl() -> Self {
-        let prefill = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#.to_owned();
+        const REMOTE_DECODE: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
         Self {
             shape: Some(Shape {
-                prefill: Some(prefill),
+                prefill: Some(REMOTE_DECODE.to_owned()),
                 decode: Decode::Answer,
+                retain: Some(Bytes::from_static(REMOTE_DECODE.as_bytes())),
             }),
         }
     }
@@ -81,6 +87,7 @@ impl Connector {
             shape: Some(Shape {
                 prefill: None,
                 decode: Decode::Nothing,
+                retain: None,
             }),
         }
     }
@@ -95,6 +102,7 @@ impl Connector {
             shape: Some(Shape {
                 prefill: Some(prefill.into()),
                 decode: Decode::Template(decode.into()),
+                retain: None,
             }),
         }
     }
@@ -106,9 +114,13 @@ impl Connector {
     }
 
     /// A shape of one's own: `prefill` and `decode` are templates, empty where nothing is added. Without `decode`, the
-    /// prefiller's answer brings the parameters.
+    /// prefiller's answer brings the parameters. `retain` is added as it is to decode requests without a handoff.
     #[must_use]
-    pub fn declared(prefill: impl Into<String>, decode: Option<String>) -> Self {
+    pub fn declared(
+        prefill: impl Into<String>,
+        decode: Option<String>,
+        retain: Option<String>,
+    ) -> Self {
         let bare = |text: String| {
             BLANKS.iter().fold(text, |text, blank| {
                 text.replace(&format!("\"{blank}\""), blank)
@@ -120,8 +132,13 @@ impl Connector {
             Some(text) if text.is_empty() => Decode::Nothing,
             Some(text) => Decode::Template(text),
         };
+        let retain = retain.map(Bytes::from);
         Self {
-            shape: Some(Shape { prefill, decode }),
+            shape: Some(Shape {
+                prefill,
+                decode,
+                retain,
+            }),
         }
     }
 
@@ -151,12 +168,20 @@ impl Connector {
             peer: &Peer::default(),
         };
         let templates = [shape.prefill.as_ref(), shape.template()];
-        templates.into_iter().flatten().find_map(|template| {
-            let text = sample.fill(template);
-            super::answer::read(text.as_bytes(), "")
+        let filled = templates
+            .into_iter()
+            .flatten()
+            .map(|template| Bytes::from(sample.fill(template)));
+        filled.chain(shape.retain.clone()).find_map(|text| {
+            super::answer::read(&text, "")
                 .err()
-                .map(|error| format!("{template:?} is not a JSON object: {error}"))
+                .map(|error| format!("{text:?} is not a JSON object: {error}"))
         })
+    }
+
+    /// What a decode request without a handoff carries so that the engine keeps its KV; `None` if nothing makes it.
+    pub(crate) fn retain_params(&self) -> Option<&Bytes> {
+        self.shape.as_ref()?.retain.as_ref()
     }
 
     /// What is added to the prefill request, if anything is.
@@ -342,6 +367,7 @@ mod tests {
         let own = Connector::declared(
             r#"{"id":"{transfer_id}","on":true}"#,
             Some(r#"{"id":"{transfer_id}","at":"{bootstrap_addr}"}"#.into()),
+            None,
         );
         assert_eq!(own.fault(), None);
         let asked = own.prefill_params("t-1", &peer()).unwrap();
@@ -349,7 +375,7 @@ mod tests {
         let told = text(&own, "{}").unwrap().params.unwrap();
         assert_eq!(told, r#"{"id":"t-1","at":"http://p0:8998"}"#);
         assert_eq!(
-            Connector::declared("", Some(String::new())),
+            Connector::declared("", Some(String::new()), None),
             Connector::example()
         );
     }
@@ -366,18 +392,23 @@ mod tests {
             assert_eq!(Connector::from_name(name).unwrap().fault(), None);
         }
         assert!(
-            Connector::declared("{\"a\":", None)
+            Connector::declared("{\"a\":", None, None)
                 .fault()
                 .unwrap()
                 .contains("not a JSON object")
         );
         assert!(
-            Connector::declared("{}", Some("[1]".into()))
+            Connector::declared("{}", Some("[1]".into()), None)
+                .fault()
+                .is_some()
+        );
+        assert!(
+            Connector::declared("{}", None, Some("{".into()))
                 .fault()
                 .is_some()
         );
         assert_eq!(
-            Connector::declared(r#"{"x":{"y":{transfer_id}}}"#, None).fault(),
+            Connector::declared(r#"{"x":{"y":{transfer_id}}}"#, None, None).fault(),
             None
         );
     }

@@ -42,13 +42,13 @@ impl PyDispatcher {
 impl PyDispatcher {
     #[new]
     #[pyo3(signature = (
-        router, *, connector = "nixl", shape = None, peers = None, max_body_bytes = 33_554_432, max_answer_bytes = 67_108_864,
+        router, *, connector = "nixl", shape = None, retain = false, peers = None, max_body_bytes = 33_554_432, max_answer_bytes = 67_108_864,
         max_depth = 512, max_messages = 65_536, max_conversation_id_bytes = 256,
         conversation_headers = vec!["x-conversation-id".to_owned(), "x-session-id".to_owned()], retries = 2,
         queue_timeout_s = None, prefill_timeout_s = 120.0, first_byte_timeout_s = 120.0, answer_timeout_s = 600.0,
         idle_timeout_s = 60.0, connect_timeout_s = 2.0, lease_s = 25.0, forward_authorization = false,
         worker_key = None, fingerprint = true
-    ), text_signature = "(router, *, connector='nixl', shape=None, peers=None, max_body_bytes=33554432, \
+    ), text_signature = "(router, *, connector='nixl', shape=None, retain=False, peers=None, max_body_bytes=33554432, \
         max_answer_bytes=67108864, max_depth=512, max_messages=65536, max_conversation_id_bytes=256, \
         conversation_headers=('x-conversation-id', 'x-session-id'), retries=2, queue_timeout_s=None, \
         prefill_timeout_s=120.0, first_byte_timeout_s=120.0, answer_timeout_s=600.0, idle_timeout_s=60.0, \
@@ -61,7 +61,8 @@ impl PyDispatcher {
         py: Python<'_>,
         router: &Bound<'_, PyRouter>,
         connector: &str,
-        shape: Option<(String, Option<String>)>,
+        shape: Option<(String, Option<String>, Option<String>)>,
+        retain: bool,
         peers: Option<BTreeMap<String, (String, String)>>,
         max_body_bytes: i64,
         max_answer_bytes: i64,
@@ -87,11 +88,12 @@ impl PyDispatcher {
             .transpose()?;
         let config = DispatchConfig {
             connector: match shape {
-                Some((prefill, decode)) => Connector::declared(prefill, decode),
+                Some((prefill, decode, retain)) => Connector::declared(prefill, decode, retain),
                 None => Connector::from_name(connector).ok_or_else(|| {
                     out_of_range(py, "connector", connector, "nixl, mooncake, example, none")
                 })?,
             },
+            retain,
             peers: peers.into_iter().flatten().map(peer).collect::<Peers>(),
             max_body_bytes: count(py, "max_body_bytes", max_body_bytes)?,
             max_answer_bytes: count(py, "max_answer_bytes", max_answer_bytes)?,

@@ -68,11 +68,11 @@ impl PyRouter {
         prefillers = Vec::new(), decoders = Vec::new(), *, policy = "strict", policy_options = None, low_watermark = 0.8,
         prefill_backlog_tokens = 65536, queue_limit = 1024, queue_timeout_s = 30.0, idle_timeout_s = Some(3600.0),
         evict_idle = false, max_conversations = 4_000_000, block_size = 16, slo_ttft_ms = None, slo_tbt_ms = None,
-        report_stale_s = 10.0, clock = None, secret = None
+        report_stale_s = 10.0, retention_ttl_s = None, clock = None, secret = None
     ), text_signature = "(prefillers=(), decoders=(), *, policy='strict', policy_options=None, low_watermark=0.8, \
         prefill_backlog_tokens=65536, queue_limit=1024, queue_timeout_s=30.0, idle_timeout_s=3600.0, \
         evict_idle=False, max_conversations=4000000, block_size=16, slo_ttft_ms=None, slo_tbt_ms=None, \
-        report_stale_s=10.0, clock=None, secret=None)")]
+        report_stale_s=10.0, retention_ttl_s=None, clock=None, secret=None)")]
     #[expect(
         clippy::too_many_arguments,
         reason = "one for each keyword of the Python class"
@@ -94,6 +94,7 @@ impl PyRouter {
         slo_ttft_ms: Option<f64>,
         slo_tbt_ms: Option<f64>,
         report_stale_s: f64,
+        retention_ttl_s: Option<f64>,
         clock: Option<&Bound<'_, PyManualClock>>,
         secret: Option<&[u8]>,
     ) -> PyResult<Self> {
@@ -110,6 +111,9 @@ impl PyRouter {
             max_conversations: count(py, "max_conversations", max_conversations)?,
             block_size: self::block_size(py, "block_size", block_size)?,
             report_stale_after: span(py, "report_stale_s", report_stale_s)?,
+            retention: retention_ttl_s
+                .map(|value| span(py, "retention_ttl_s", value))
+                .transpose()?,
             policy: choice(py, policy, policy_options)?,
             slo_ttft: millis("slo_ttft_ms", slo_ttft_ms)?,
             slo_tbt: millis("slo_tbt_ms", slo_tbt_ms)?,

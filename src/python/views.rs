@@ -119,6 +119,8 @@ pub(super) struct PyWorkerView {
     booked_blocks: u32,
     /// Of these, the blocks of turns in flight.
     reserved_blocks: u32,
+    /// Of these, the blocks that no conversation holds and the engine keeps until their time is up.
+    retained_blocks: u32,
     /// Turns in flight.
     running: u32,
     /// Conversations pinned to it or on their way.
@@ -175,6 +177,7 @@ impl From<&WorkerRow> for PyWorkerView {
             max_model_len: row.max_model_len.map(|tokens| tokens.0),
             booked_blocks: row.booked.get(),
             reserved_blocks: row.reserved.get(),
+            retained_blocks: row.retained.get(),
             running: row.running,
             conversations: row.conversations,
             queued_tokens: row.queued.0,

@@ -277,7 +277,8 @@ impl Engine {
         let growth = decoder
             .block_size()
             .blocks(asking.prompt)
-            .less(state.blocks);
+            .less(state.blocks)
+            .plus(self.unshared(state, conversation.last_used(), now));
         let ceiling = Ceiling::capacity(capacity);
         let resident = decoder.block_size().tokens(state.blocks).0;
         let reserve = || {

@@ -86,7 +86,7 @@ impl Engine {
             books.booked // it fits alone only
         };
         let lack = u64::from(lack.get());
-        let mut idle = self.idle_on(decoder, spare);
+        let mut idle = self.idle_on(decoder, spare, now);
         let all: u64 = idle
             .iter()
             .map(|(_, _, state, _)| u64::from(state.blocks.get()))
@@ -121,20 +121,23 @@ impl Engine {
         }
     }
 
-    fn idle_on(&self, decoder: &Worker, spare: Option<&Arc<Conversation>>) -> Vec<Idle> {
+    fn idle_on(
+        &self,
+        decoder: &Worker,
+        spare: Option<&Arc<Conversation>>,
+        now: Timestamp,
+    ) -> Vec<Idle> {
         let mut idle = Vec::new();
         self.table.for_each(|key, conversation| {
             let state = conversation.state();
             let here =
                 state.decoder == Some(decoder.id) && state.phase == ConversationPhase::Pinned;
             let asks = spare.is_some_and(|spare| Arc::ptr_eq(spare, conversation));
-            if here && !asks && state.in_flight == 0 && state.blocks > Blocks::ZERO {
-                idle.push((
-                    conversation.last_used(),
-                    key,
-                    state,
-                    Arc::clone(conversation),
-                ));
+            // What the engine keeps is no room for anybody else.
+            let used = conversation.last_used();
+            let kept = self.kept_until(used, now).is_some();
+            if here && !asks && !kept && state.in_flight == 0 && state.blocks > Blocks::ZERO {
+                idle.push((used, key, state, Arc::clone(conversation)));
             }
         });
         idle

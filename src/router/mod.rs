@@ -8,6 +8,7 @@ mod engine;
 mod evict;
 mod grant;
 mod placing;
+mod retain;
 mod settle;
 mod snapshot;
 mod ticket;
@@ -265,7 +266,7 @@ impl Router {
     }
 
     /// Checks the accounting identity: the blocks booked on each decoder are those in the words of
-    /// its conversations plus those reserved. Holds whenever no call is in progress.
+    /// its conversations plus those reserved plus those that the engine keeps. Holds whenever no call is in progress.
     ///
     /// # Errors
     /// Names the first decoder whose books disagree.

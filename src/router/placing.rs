@@ -182,7 +182,7 @@ impl Engine {
                 give_up(reservation);
                 return Attempt::Again;
             }
-            self.left(state, asking.waited, now);
+            self.left(state, conversation.last_used(), asking.waited, now);
             (Arc::clone(conversation), next.turn)
         } else {
             let born = State::born(Some(decoder.id));
@@ -236,12 +236,12 @@ impl Engine {
         Attempt::Run(grant)
     }
 
-    /// A conversation left the decoder of `old`: what it held there is given back.
-    pub(super) fn left(&self, old: State, holds_line: bool, now: Timestamp) {
+    /// A conversation left the decoder of `old`, which it used last at `used`: what it held there is given back.
+    pub(super) fn left(&self, old: State, used: Timestamp, holds_line: bool, now: Timestamp) {
         let Some(id) = old.decoder else { return };
         let decoder = self.fleet.worker(id);
         decoder.conversations.sub(1);
-        if decoder.occupancy.release(old.blocks) && !holds_line {
+        if self.let_go(decoder, old.blocks, used, now) && !holds_line {
             self.serve(now);
         }
     }

@@ -72,7 +72,8 @@ impl Engine {
         }
         let size = self.fleet.worker(grant.decoder).block_size();
         // Whole blocks are found, and of the last token nothing was computed.
-        let whole = |tokens: Tokens| Blocks::new(u64::from(tokens.0.saturating_sub(1) / size.get()));
+        let whole =
+            |tokens: Tokens| Blocks::new(u64::from(tokens.0.saturating_sub(1) / size.get()));
         let found = usage
             .cached
             .map_or_else(|| whole(grant.context), |cached| size.blocks(cached));

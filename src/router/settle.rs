@@ -161,7 +161,7 @@ impl Engine {
             grant.prompt
         };
         let actual = decoder.block_size().blocks(used);
-        let settled = self.leave_blocks(grant, actual);
+        let settled = self.leave_blocks(grant, actual, usage, now);
         grant.conversation.touch(now);
         let computed = computed_on_decoder(
             grant,
@@ -239,8 +239,8 @@ impl Engine {
     }
 
     /// Turns the reservation into blocks of the conversation. Alone in flight, the turn knows what
-    /// the conversation holds; otherwise it holds at least what it held.
-    fn leave_blocks(&self, grant: &Grant, actual: Blocks) -> Settled {
+    /// the conversation holds; otherwise it holds at least what it held. What the engine keeps beside that stays booked too.
+    fn leave_blocks(&self, grant: &Grant, actual: Blocks, usage: Usage, now: Timestamp) -> Settled {
         let decoder = self.fleet.worker(grant.decoder);
         let (books, capacity) = (&decoder.occupancy, decoder.capacity().unwrap_or_default());
         let mut reserved = Some(grant.reserved);
@@ -250,7 +250,13 @@ impl Engine {
             if !before.is_on(grant.decoder) {
                 let after = before.leave();
                 if grant.conversation.replace(before, after) {
-                    let somebody_waits = waited_for | give_back(books, reserved, held, 0, capacity);
+                    // The conversation is gone from here, the turn is not: its engine keeps it.
+                    let kept_until = self.kept_until(now, now);
+                    let kept = if kept_until.is_some() { held } else { 0 };
+                    let kept_blocks = Blocks::new(u64::try_from(kept).unwrap_or(0));
+                    (decoder.retained).add(kept_blocks, kept_until.unwrap_or_default());
+                    let somebody_waits =
+                        waited_for | give_back(books, reserved, held, kept, capacity);
                     return Settled {
                         before,
                         after,
@@ -265,7 +271,9 @@ impl Engine {
             } else {
                 actual.max(before.blocks)
             };
-            let wanted = i64::from(target.get()) - i64::from(before.blocks.get());
+            let behind = self.stays_behind(grant, (before, target, actual), usage, now);
+            let growth = i64::from(target.get()) - i64::from(before.blocks.get());
+            let wanted = growth + i64::from(behind.blocks.get());
             if wanted > held {
                 let (now_held, waits) = match reserved.take() {
                     Some(reserved) => books.settle(reserved, wanted, capacity),
@@ -275,9 +283,11 @@ impl Engine {
                 waited_for |= waits;
             }
             let kept = wanted.min(held);
-            let blocks = i64::from(before.blocks.get()) + kept;
+            let blocks = i64::from(before.blocks.get()) + kept.min(growth);
             let after = before.settle(Blocks::new(u64::try_from(blocks).unwrap_or(0)));
             if grant.conversation.replace(before, after) {
+                let beside = Blocks::new(u64::try_from(kept - growth).unwrap_or(0));
+                decoder.retained.add(beside, behind.until);
                 let somebody_waits = waited_for | give_back(books, reserved, held, kept, capacity);
                 let missing = Blocks::new(u64::try_from(wanted - kept).unwrap_or(0));
                 return Settled {

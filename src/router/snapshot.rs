@@ -64,6 +64,8 @@ pub struct WorkerRow {
     pub booked: Blocks,
     /// Of these, reserved by turns in flight.
     pub reserved: Blocks,
+    /// Of these, held by no conversation: the engine keeps them until their time is up.
+    pub retained: Blocks,
     /// Turns in flight.
     pub running: u32,
     /// Conversations pinned to it or being brought to it.
@@ -134,7 +136,7 @@ pub struct Snapshot {
 /// The books of a decoder disagree with its conversations.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{worker} has {booked} blocks booked, but its conversations hold {held} and its turns {reserved}"
+    "{worker} has {booked} blocks booked, but its conversations hold {held}, its turns {reserved} and the engine {retained}"
 )]
 pub struct Discrepancy {
     /// The decoder.
@@ -145,6 +147,8 @@ pub struct Discrepancy {
     pub held: u64,
     /// Blocks reserved by turns in flight.
     pub reserved: u64,
+    /// Blocks that the engine keeps until their time is up.
+    pub retained: u64,
 }
 
 /// Counts of one stripe of threads.
@@ -255,6 +259,7 @@ impl Engine {
                 max_model_len: worker.max_model_len(),
                 booked: books.booked,
                 reserved: books.reserved,
+                retained: worker.retained.blocks(),
                 running: books.running,
                 conversations: worker.conversations.get(),
                 queued: worker.backlog.queued(),
@@ -318,12 +323,14 @@ impl Engine {
                 u64::from(books.booked.get()),
                 u64::from(books.reserved.get()),
             );
-            if booked != held + reserved {
+            let retained = u64::from(worker.retained.blocks().get());
+            if booked != held + reserved + retained {
                 return Err(Discrepancy {
                     worker: worker.id,
                     booked,
                     held,
                     reserved,
+                    retained,
                 });
             }
         }

@@ -42,7 +42,7 @@ impl Engine {
             return false;
         };
         self.ended(key, &conversation, CloseReason::Asked, before.blocks, now);
-        self.left(before, false, now);
+        self.left(before, conversation.last_used(), false, now);
         if before.in_flight > 0 {
             self.serve_those_of(key, now);
         }
@@ -62,7 +62,7 @@ impl Engine {
         let Ok((before, _)) = conversation.update(unpin) else {
             return false;
         };
-        self.left(before, false, now);
+        self.left(before, conversation.last_used(), false, now);
         if before.in_flight > 0 {
             self.serve_those_of(key, now);
         }
@@ -105,7 +105,8 @@ impl Engine {
             if let Some(decoder) = state.decoder {
                 let decoder = self.fleet.worker(decoder);
                 decoder.conversations.sub(1);
-                somebody_waits |= decoder.occupancy.release(state.blocks);
+                let used = conversation.last_used();
+                somebody_waits |= self.let_go(decoder, state.blocks, used, now);
             }
         }
         if somebody_waits {

@@ -141,7 +141,7 @@ impl Engine {
         }
         let moves = queue == Queue::Newcomers;
         if moves {
-            self.left(state, true, now);
+            self.left(state, conversation.last_used(), true, now);
         }
         let from = if moves { state.decoder } else { None };
         Ok(Some((Arc::clone(conversation), from)))
@@ -358,7 +358,7 @@ impl Engine {
                 if let Ok(next) = state.seek(true)
                     && waiter.conversation.replace(state, next)
                 {
-                    self.left(state, true, now);
+                    self.left(state, waiter.conversation.last_used(), true, now);
                     return Attempt::Wait(Queue::Newcomers, super::engine::Lack::Room);
                 }
             }
@@ -491,6 +491,7 @@ impl Engine {
 
     pub(crate) fn tick(&self, now: Timestamp) {
         self.latest.set(now.0);
+        self.expire_retained(now);
         if self.line.newcomers() + self.line.tail() == 0 {
             return;
         }

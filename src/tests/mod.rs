@@ -14,6 +14,8 @@ mod naive;
 #[cfg(not(loom))]
 mod observed;
 #[cfg(not(loom))]
+mod retention;
+#[cfg(not(loom))]
 mod stress;
 #[cfg(not(loom))]
 pub(crate) mod support;

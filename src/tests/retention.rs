@@ -118,7 +118,11 @@ fn each_later_turn_leaves_the_partial_block_of_the_one_before() {
     router.tick(at(10 + TTL));
     assert_eq!((booked(&router, 0), retained(&router)), (10, 1));
     router.tick(at(20 + TTL));
-    assert_eq!((booked(&router, 0), retained(&router)), (9, 0), "140 tokens");
+    assert_eq!(
+        (booked(&router, 0), retained(&router)),
+        (9, 0),
+        "140 tokens"
+    );
 }
 
 #[test]
@@ -179,4 +183,18 @@ fn nothing_is_evicted_that_the_engine_keeps() {
     let turn = begin(&router, 2, 160, at(1 + TTL)).expect("the engine lets go");
     turn.finish(Usage::default(), at(2 + TTL));
     assert_eq!(booked(&router, 0), 10);
+}
+
+#[test]
+fn a_newcomer_goes_where_nothing_is_kept() {
+    let router = fleet(pinning(), 0, &[20, 20]);
+    turn(&router, 1, 240, None, at(1));
+    assert!(router.close(key(1), at(2)));
+    turn(&router, 2, 160, None, at(3));
+    turn(&router, 3, 160, None, at(4));
+    assert_eq!((booked(&router, 0), booked(&router, 1)), (15, 20));
+    assert!(
+        begin(&router, 4, 160, at(5)).is_err(),
+        "15 + 10 are above 20"
+    );
 }

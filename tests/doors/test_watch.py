@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any, Literal
 
 import pytest
 
@@ -58,6 +59,36 @@ async def test_an_unhealthy_worker_is_suspected_then_lost(cluster: StartCluster)
         await c.until_fleet(lambda fleet: [row["name"] for row in fleet["away"]] == ["d0"])
         c.decoders[0].healthy = True
         await c.until_fleet(lambda fleet: len(fleet["workers"]) == 3)
+
+
+@pytest.mark.parametrize("how", ["stalls", "nothing"])
+async def test_a_report_that_stops_coming_grows_old_and_is_used_no_more(
+    cluster: StartCluster, how: Literal["stalls", "nothing"]
+) -> None:
+    def d0(fleet: dict[str, Any]) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = [row for row in fleet["workers"] if row["name"] == "d0"]
+        return rows[0]
+
+    async with cluster(decoders=1, report_stale_s=0.5, probe_timeout_s=0.1) as c:
+        told = d0(await c.until_fleet(lambda fleet: d0(fleet)["kv_usage"] is not None))
+        assert not told["report_stale"]
+        assert await c.metric("conserve_worker_report_stale", worker="d0") == 0
+        c.decoders[0].tells = how
+        old = d0(await c.until_fleet(lambda fleet: d0(fleet)["report_stale"]))
+        assert old["report_age_s"] > 0.5
+        assert (old["kv_usage"], old["reported_running"], old["reported_waiting"]) == (None, None, None)
+        assert await c.metric("conserve_worker_report_stale", worker="d0") == 1
+        assert await c.metric("conserve_worker_report_age_seconds", worker="d0") > 0.5
+        # Its health it still tells: it is not lost, keeps its size and serves.
+        probes = c.decoders[0].probes
+        await c.until_fleet(lambda _: c.decoders[0].probes >= probes + 5)
+        assert (await c.chat(LONG)).status == 200
+        row = d0(await c.fleet())
+        assert (row["id"], row["health"], row["kv_blocks"]) == (told["id"], "ready", told["kv_blocks"])
+        c.decoders[0].tells = "all"
+        fresh = d0(await c.until_fleet(lambda fleet: not d0(fleet)["report_stale"]))
+        assert fresh["kv_usage"] is not None
+        assert fresh["id"] == told["id"]
 
 
 async def test_one_failed_probe_is_forgiven(cluster: StartCluster) -> None:

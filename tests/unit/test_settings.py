@@ -98,6 +98,17 @@ def test_every_setting_reaches_the_router_and_the_dispatcher(tmp_path: Path) -> 
     settings.dispatcher(settings.router())
 
 
+def test_retention_needs_a_connector_that_can_keep_turns() -> None:
+    pinning = Settings(retention="pin", decoders="http://d0:1")
+    pinning.dispatcher(pinning.router())
+    cannot = Settings(retention="pin", connector="none")
+    with pytest.raises(ConfigError, match="unless the connector is nixl") as caught:
+        cannot.dispatcher(cannot.router())
+    assert caught.value.key == "retention"
+    with pytest.raises(ConfigError, match="retain: takes an object"):
+        Settings(connector_shape='{"retain": 1}')
+
+
 def test_a_misspelt_variable_is_told_with_what_was_meant() -> None:
     environment = {
         "CONSERVE_LOW_WATERMRK": "0.7",

@@ -48,15 +48,15 @@ class Small:
         assert answer.status == 200, answer.body
 
 
-def start_small(forge: Forge, name: str, **transfer: object) -> Small:
-    """Start one; `transfer` is added to its connector's extra config."""
+def start_small(forge: Forge, name: str, *, retention_ttl_s: int | None = None) -> Small:
+    """Start one."""
     events_port, replay_port = free_ports(2)
     (wanted,) = wishes({name: "decoder"}, kv_cache_bytes=KV_BYTES, max_model_len=MAX_MODEL_LEN).values()
     wanted = replace(
         wanted,
         events_port=events_port,
         replay_port=replay_port,
-        connector_extra=transfer,
+        retention_ttl_s=retention_ttl_s,
         env={"VLLM_SERVER_DEV_MODE": "1"},  # for /reset_prefix_cache
     )
     forge.start({name: wanted})

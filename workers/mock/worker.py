@@ -45,6 +45,7 @@ class MockWorker:
         self.running = 0
         self.waiting = 0
         self.healthy = True
+        self.tells: Literal["all", "nothing", "stalls"] = "all"
         self.faults = Armed()
         self._default_tokens = default_tokens
         self._lease_s = lease_s
@@ -127,6 +128,10 @@ class MockWorker:
         elif request.path == "/health":
             self.probes += 1
             await reply.whole(200 if self.healthy else 503, b"")
+        elif request.path == "/metrics" and self.tells == "stalls":
+            await asyncio.Event().wait()
+        elif request.path == "/metrics" and self.tells == "nothing":
+            await reply.whole(500, answer.error("no metrics", 500))
         elif request.path == "/metrics":
             await reply.whole(200, exposition(self), content_type="text/plain; version=0.0.4; charset=utf-8")
         elif request.path == "/v1/models":

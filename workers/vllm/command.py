@@ -20,6 +20,8 @@ _KV_ROLES: Final[Mapping[Role, str]] = {
     "decoder": "kv_consumer",
     "both": "kv_both",
 }
+# vLLM's own lease of KV that waits at a prefiller.
+_LEASE_S: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,8 @@ class VllmWorker:
     """One vLLM server. `gpus` are device indices, as many as tensor-parallel ranks; empty on a CPU.
 
     `handoff_port` is the connector's own port (NIXL's side channel, Mooncake's bootstrap server), `handoff_folder` the
-    folder of one that hands files over, `engine_id` what the transfer layer calls the worker, `connector_extra` what else its
-    extra config says. `events_port` turns KV events
+    folder of one that hands files over, `engine_id` what the transfer layer calls the worker, `retention_ttl_s` how long a decoder
+    keeps the KV of a turn that ended from eviction (None: not at all), `connector_extra` what else its extra config says. `events_port` turns KV events
     on, `replay_port` lets who missed some have them again. Sizes are in tokens or bytes. `flags` come last, so that they win over a preset; in them and in `env`, `{host}`,
     `{handoff_port}`, `{handoff_folder}` and `{engine_id}` are filled in.
     """
@@ -43,6 +45,7 @@ class VllmWorker:
     handoff_port: int | None = None
     handoff_folder: str | None = None
     engine_id: str | None = None
+    retention_ttl_s: int | None = None
     connector_extra: Mapping[str, object] = field(default_factory=dict)
     events_port: int | None = None
     replay_port: int | None = None
@@ -138,7 +141,27 @@ def _transfer(worker: VllmWorker, preset: Preset) -> dict[str, object]:
     extra: dict[str, object] = {key: fill(value, blanks) for key, value in shape.extra.items()}
     if preset.device == "cpu":
         extra |= shape.cpu_extra
+    if worker.retention_ttl_s is not None:
+        extra |= _retaining(worker, worker.retention_ttl_s)
     extra |= worker.connector_extra
     if extra:
         config["kv_connector_extra_config"] = extra
     return config
+
+
+def _retaining(worker: VllmWorker, ttl_s: int) -> dict[str, object]:
+    """NIXL's extra config under which a decoder keeps turns that ended. Raises ValueError for a connector that cannot.
+
+    vLLM 0.32 keeps a turn whose KV was fetched for `decoder_kv_blocks_ttl`, and a later one, which the router marks as KV to be
+    fetched, for `kv_lease_duration`. A decoder renews the leases of prefillers that it waits for at each sixth of its own
+    `kv_lease_duration`, by two thirds of theirs: so theirs must not be short beside it.
+    """
+    if worker.connector != "nixl":
+        raise ValueError(f"retention_ttl_s: connector nixl keeps turns, {worker.connector} does not")
+    if worker.role == "prefiller":
+        return {"kv_lease_duration": max(_LEASE_S, ttl_s // 3)}
+    return {
+        "bidirectional_kv_xfer": True,
+        "decoder_kv_blocks_ttl": ttl_s,
+        "kv_lease_duration": ttl_s,
+    }

@@ -35,6 +35,7 @@ _COLUMNS: Final = (
     "max_model_len",
     "booked_blocks",
     "reserved_blocks",
+    "retained_blocks",
     "conversations",
     "running",
     "queued_tokens",

@@ -156,15 +156,31 @@ class Watch:
         try:
             if watched.id is None or not watched.models or watched.probes % _MODELS_EVERY == 0:
                 watched.models = _cards(await self._get(watched, "/v1/models"))
-            _, metrics = await asyncio.gather(self._get(watched, "/health"), self._get(watched, "/metrics"))
-        except (aiohttp.ClientError, OSError, TimeoutError, TooLargeError, _UnhealthyError) as error:
+            await self._get(watched, "/health")
+            metrics = await self._told(watched)
+        except _NO_ANSWER as error:
             self._failed(watched, error)
             return
         watched.probes += 1
-        if self._is_another(watched, Report.read(metrics)):
+        report = watched.report if metrics is None else Report.read(metrics)
+        if self._is_another(watched, report):
             await self._probe(watched)
         else:
-            self._answered(watched, metrics)
+            self._answered(watched, report, metrics)
+
+    async def _told(self, watched: Watched) -> bytes | None:
+        """What a worker tells of itself. One that is there and healthy is not lost for telling nothing: None; its report ages."""
+        try:
+            metrics = await self._get(watched, "/metrics")
+        except _NO_ANSWER as error:
+            if watched.id is None:
+                raise
+            if "metrics" not in watched.warned:
+                watched.warned.add("metrics")
+                logger.warning("%s does not tell its load any more: %s", watched.label, said(error))
+            return None
+        watched.warned.discard("metrics")
+        return metrics
 
     async def _get(self, watched: Watched, path: str) -> bytes:
         if self._upstreams is None:
@@ -219,8 +235,7 @@ class Watch:
             return True
         return False
 
-    def _answered(self, watched: Watched, metrics: bytes) -> None:
-        report = Report.read(metrics)
+    def _answered(self, watched: Watched, report: Report, metrics: bytes | None) -> None:
         joined = watched.id is None
         if watched.id is None:
             named = dataclasses.replace(watched.at, name=watched.name)
@@ -230,7 +245,8 @@ class Watch:
         watched.failures = 0
         watched.last_error = None
         watched.report = report
-        self._router.observe_metrics(watched.id, metrics)
+        if metrics is not None:
+            self._router.observe_metrics(watched.id, metrics)
         lengths = [card["max_model_len"] for card in watched.models if "max_model_len" in card]
         if lengths:
             self._router.observe(watched.id, max_model_len=max(lengths))
@@ -294,6 +310,10 @@ def _say_failure(task: asyncio.Task[None], label: str) -> None:
 
 class _UnhealthyError(Exception):
     """A worker answered a probe, and the answer was no."""
+
+
+# What stands for an answer that did not come or says no.
+_NO_ANSWER: Final = (aiohttp.ClientError, OSError, TimeoutError, TooLargeError, _UnhealthyError)
 
 
 def _cards(body: bytes) -> list[dict[str, Any]]:

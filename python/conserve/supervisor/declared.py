@@ -18,12 +18,14 @@ class Declared:
     """One shape.
 
     `prefill` is added to the prefill request's `kv_transfer_params`, `decode` to the decode request's; there "answer" stands
-    for what the prefiller's answer says, and "nothing" for nothing. `env` and each of `flags` may hold `{host}`,
+    for what the prefiller's answer says, and "nothing" for nothing. `retain` is what a decode request without a handoff gets
+    there under retention = "pin". `env` and each of `flags` may hold `{host}`,
     `{handoff_port}`, `{handoff_folder}` and `{engine_id}`.
     """
 
     prefill: Mapping[str, Any]
     decode: Mapping[str, Any] | str
+    retain: Mapping[str, Any]
     flags: Mapping[str, tuple[str, ...]]
     env: Mapping[str, str]
 
@@ -38,6 +40,7 @@ class Declared:
         made = cls(
             prefill=prefill,
             decode=decode,
+            retain=table.table("retain"),
             flags={role: flags.texts(role) for role in _ROLES},
             env=table.strings("env"),
         )
@@ -49,7 +52,7 @@ class Declared:
     def shape(self) -> str:
         """For the router's setting `connector_shape`."""
         decode = self.decode if isinstance(self.decode, str) else dict(self.decode)
-        return json.dumps({"prefill": dict(self.prefill), "decode": decode})
+        return json.dumps({"prefill": dict(self.prefill), "decode": decode, "retain": dict(self.retain)})
 
     def flag_said_twice(self, role: str, flags: Sequence[str]) -> str | None:
         """A flag that both the connector and a tier of this role give."""

@@ -21,10 +21,12 @@ from .toml_table import Table
 
 Role: TypeAlias = Literal["prefiller", "decoder", "both"]
 Engine: TypeAlias = Literal["vllm", "tiny"]
+Retention: TypeAlias = Literal["cache", "pin"]
 _T = TypeVar("_T")
 
 ROLES: Final = ("prefiller", "decoder", "both")
 ENGINES: Final = ("vllm", "tiny")
+RETENTIONS: Final = ("cache", "pin")
 CONNECTORS: Final = ("nixl", "mooncake", "example", "none")
 PRESETS: Final = ("cpu", "a40", "l40s", "a100", "h100", "h200")
 WORKERS_MAX: Final = 1024
@@ -87,6 +89,8 @@ class FleetFile:
     connector: str = "nixl"
     declared: Declared | None = None
     handoff_folder: str | None = None
+    retention: Retention = "cache"
+    retention_ttl_s: int = 480
     host: str = "127.0.0.1"
     block_size: int = 16
     max_model_len: int | None = None
@@ -128,6 +132,8 @@ class FleetFile:
             connector=connector,
             declared=declared,
             handoff_folder=top.text("handoff_folder"),
+            retention=cast("Retention", top.one_of("retention", RETENTIONS) or "cache"),
+            retention_ttl_s=top.whole("retention_ttl_s", 1, 86_400, default=480),
             host=top.text("host") or "127.0.0.1",
             block_size=sizes or 16,
             max_model_len=lengths,
@@ -249,6 +255,19 @@ def _check(fleet: FleetFile) -> None:
             'handoff_folder: takes a folder that every worker sees, because connector is "example"',
             key="handoff_folder",
         )
+    if fleet.retention == "pin":
+        if "tiny" in engines:
+            raise ConfigError('retention: the tiny engine takes "cache"', key="retention")
+        if fleet.declared is None and fleet.connector != "nixl":
+            raise ConfigError(
+                f'retention: "pin" takes connector = "nixl", or one of your own; {fleet.connector!r} cannot keep blocks',
+                key="retention",
+            )
+        if fleet.declared is not None and not fleet.declared.retain:
+            raise ConfigError(
+                f'connector.{fleet.connector}.retain: takes what makes the engine keep a turn, because retention is "pin"',
+                key=f"connector.{fleet.connector}.retain",
+            )
     if fleet.declared is None:
         return
     for place, tier in enumerate(fleet.tiers):

@@ -27,7 +27,10 @@ _DESCRIBE_TIMEOUT_S: Final = 60
 _LETTERS: Final[Mapping[Role, str]] = {"prefiller": "p", "decoder": "d", "both": "w"}
 _OPTION: Final[Mapping[Role, str]] = {"prefiller": "--prefiller", "decoder": "--decoder", "both": "--both"}
 # What the fleet file decides for the router; from the user's environment it would be said twice.
-_DECIDED: Final = ("prefillers", "decoders", "both", "connector", "connector_shape")
+_DECIDED: Final = (
+    *("prefillers", "decoders", "both", "connector", "connector_shape"),
+    *("retention", "retention_ttl_s"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ def _vllm_fields(fleet: FleetFile, each: _Laid) -> dict[str, Any]:
         "handoff_port": each.ports.get("handoff"),
         "handoff_folder": fleet.handoff_folder,
         "engine_id": _engine_id(each),
+        "retention_ttl_s": fleet.retention_ttl_s if fleet.retention == "pin" and not own else None,
         "events_port": each.ports.get("events"),
         "replay_port": each.ports.get("replay"),
         "gpus": tier.gpus_of(each.place),
@@ -233,7 +237,9 @@ def _settings(fleet: FleetFile) -> Settings:
 
 def _router(fleet: FleetFile, workers: Sequence[Planned], *, host: str, port: int) -> ProcessSpec:
     argv = [*_PYTHON, "conserve.cli", "serve", "--host", host, "--port", str(port)]
-    said = {"block_size": fleet.block_size, **fleet.router}
+    said = {"block_size": fleet.block_size, "retention": fleet.retention, **fleet.router}
+    if fleet.retention == "pin":
+        said["retention_ttl_s"] = fleet.retention_ttl_s
     if fleet.declared is None:
         argv += ["--connector", fleet.connector]
     else:

@@ -304,3 +304,59 @@ fn a_completion_that_nobody_can_continue_leaves_nothing() {
     turn.end();
     world.untouched();
 }
+
+#[test]
+fn turns_without_a_handoff_ask_the_engine_to_keep_them_where_that_is_set() {
+    const KEPT: &str =
+        r#","kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}"#;
+    let retaining = DispatchConfig {
+        retain: true,
+        ..DispatchConfig::default()
+    };
+    let world = World::new(1, 1, retaining, Config::default());
+    let mut first = world.open(&TASK, &chat(""));
+    first.start().call("p0");
+    let asked = first.answered(200, PREFILLED).call("d0");
+    assert_eq!(
+        body_of(&asked),
+        chat(&format!(",{PARAMS}")),
+        "the handoff as it is"
+    );
+    first.answered(200, ANSWER).reply(200);
+
+    let mut second = world.open(&TASK, &chat(""));
+    assert_eq!(body_of(&second.start().call("d0")), chat(KEPT));
+    second.answered(200, ANSWER).reply(200);
+    let mut third = world.open(&TASK, &streamed());
+    let asked = body_of(&third.start().stream("d0"));
+    assert!(
+        asked.ends_with(&format!(
+            r#","stream_options":{{"include_usage":true}}{KEPT}}}"#
+        )),
+        "{asked}"
+    );
+    drop(third);
+    world.settled();
+}
+
+#[test]
+fn a_connector_that_cannot_make_the_engine_keep_turns_is_refused() {
+    for connector in [
+        Connector::none(),
+        Connector::mooncake(),
+        Connector::declared("{}", None, None),
+    ] {
+        let config = DispatchConfig {
+            connector,
+            retain: true,
+            ..DispatchConfig::default()
+        };
+        assert_eq!(config.validate().unwrap_err().key, "retention");
+    }
+    let own = DispatchConfig {
+        connector: Connector::declared("{}", None, Some(r#"{"keep":true}"#.into())),
+        retain: true,
+        ..DispatchConfig::default()
+    };
+    own.validate().expect("it says how");
+}

@@ -63,7 +63,7 @@ impl Dispatch {
 
     fn ask_decoder(&mut self, decoding: Decoding, now: Timestamp) -> Action {
         let params = match &decoding.handoff {
-            None => None,
+            None => self.retain_params(),
             Some(handoff) => match handoff.params(self.shared.config.lease, now) {
                 Ok(params) => params.cloned(),
                 Err(Stale) => return self.prefill_again(decoding, now),
@@ -85,6 +85,13 @@ impl Dispatch {
         } else {
             Action::Call(upstream)
         }
+    }
+
+    /// What a request without a handoff carries.
+    fn retain_params(&self) -> Option<Bytes> {
+        let config = &self.shared.config;
+        let asked = config.retain.then(|| config.connector.retain_params());
+        asked.flatten().cloned()
     }
 
     /// The handoff is as old as the lease: its blocks may hold somebody else's KV (I10).

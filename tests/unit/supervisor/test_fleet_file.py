@@ -72,7 +72,7 @@ TIER = '[[tier]]\nrole = "decoder"\n'
         (
             'model = "m"\n[connector.my]\nprefil = {}\ndecode = "nothing"\n' + TIER,
             "connector.my.prefil",
-            "there is no such key; known: prefill, decode, flags, env",
+            "there is no such key; known: prefill, decode, flags, retain, env",
         ),
         (
             'model = "m"\n[connector.my]\ndecode = "nothing"\nflags = { decodr = ["-x"] }\n' + TIER,
@@ -85,6 +85,19 @@ TIER = '[[tier]]\nrole = "decoder"\n'
             + 'flags = ["--a", "2"]',
             "tier[0].flags",
             "--a is set by connector.my.flags already",
+        ),
+        ('model = "m"\nretention = "keep"\n' + TIER, "retention", "one of cache, pin"),
+        ('model = "m"\nretention_ttl_s = 0\n' + TIER, "retention_ttl_s", "from 1 to 86400, not 0"),
+        (
+            'model = "m"\nretention = "pin"\nconnector = "none"\n' + TIER,
+            "retention",
+            "'none' cannot keep blocks",
+        ),
+        ('model = "m"\nretention = "pin"\n' + TIER + 'engine = "tiny"', "retention", 'takes "cache"'),
+        (
+            'model = "m"\nretention = "pin"\n[connector.my]\ndecode = "nothing"\n' + TIER,
+            "connector.my.retain",
+            "makes the engine keep a turn",
         ),
         ('model = "m"\nfirst_port = 70000\n' + TIER, "first_port", "from 0 to 65535, not 70000"),
         ('model = "m"\nblock_size = true\n' + TIER, "block_size", "a whole number from 1"),

@@ -124,10 +124,36 @@ def test_a_connector_of_ones_own_reaches_workers_and_router() -> None:
     assert p0.spec.env["MY_PORT"] == "5600"
     assert "--connector" not in made.router.argv
     shape = made.router.env["CONSERVE_CONNECTOR_SHAPE"]
-    prefill, decode = Settings(connector_shape=shape).connector_shape or ("", "")
+    prefill, decode, retain = Settings(connector_shape=shape).connector_shape or ("", "", "")
+    assert retain is None
     assert json.loads(prefill) == {"pull": True, "id": "{transfer_id}"}
     assert json.loads(decode or "") == {"id": "{transfer_id}", "at": "{bootstrap_addr}"}
     assert "bootstrap=http://127.0.0.1:5600" in after(made.router.argv, "--prefiller")
+
+
+def test_retention_reaches_engines_and_router() -> None:
+    made = planned('retention = "pin"\nretention_ttl_s = 240\n' + GOOD)
+    p0, d0, _d1 = made.workers
+    # A decoder renews each 240 / 6 = 40 s what it waits for, by two thirds of the prefiller's lease.
+    assert transfer(p0.spec.argv)["kv_connector_extra_config"] == {"kv_lease_duration": 80}
+    assert transfer(d0.spec.argv)["kv_connector_extra_config"] == {
+        "bidirectional_kv_xfer": True,
+        "decoder_kv_blocks_ttl": 240,
+        "kv_lease_duration": 240,
+    }
+    assert made.router.env["CONSERVE_RETENTION"] == "pin"
+    assert made.router.env["CONSERVE_RETENTION_TTL_S"] == "240"
+    without = planned(GOOD)
+    assert "kv_connector_extra_config" not in transfer(without.workers[1].spec.argv)
+    assert without.router.env["CONSERVE_RETENTION"] == "cache"
+
+
+def test_retention_of_ones_own_connector_reaches_the_router() -> None:
+    own = DECLARED.replace("[connector.my]", "[connector.my]\nretain = { keep = true }")
+    made = planned('retention = "pin"\n' + GOOD + own)
+    shape = Settings(connector_shape=made.router.env["CONSERVE_CONNECTOR_SHAPE"]).connector_shape
+    assert shape is not None
+    assert json.loads(shape[2] or "") == {"keep": True}
 
 
 def test_events_get_ports_when_asked_for() -> None:
@@ -159,6 +185,7 @@ def test_ports_that_the_system_chooses_differ() -> None:
         ("first_port = 65534\n" + GOOD, "first_port", "d1 would get port 65536"),
         (GOOD + "low_watermrk = 1", "router.low_watermrk", "there is no such setting"),
         (GOOD.replace("0.7", "1.7"), "router.low_watermark", "less than or equal to 1"),
+        (GOOD + 'retention = "pin"', "router.retention", "decided by the rest of the file"),
         (GOOD + 'decoders = "http://x"', "router.decoders", "decided by the rest of the file"),
     ],
 )
