@@ -8,7 +8,8 @@ mod policy;
 use std::time::Duration;
 
 pub use self::policy::{
-    AmpdOptions, AmpdRule, PolicyChoice, PolicyError, PolicyKind, PpdOptions, Remote,
+    AmpdOptions, AmpdRule, DeflectOptions, PolicyChoice, PolicyError, PolicyKind, PpdOptions,
+    Remote,
 };
 use crate::error::ConfigError;
 use crate::units::{BlockSize, Tokens};

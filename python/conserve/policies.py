@@ -7,6 +7,6 @@ from typing import Final, Literal, TypeAlias, get_args
 __all__ = ["POLICIES", "PolicyName"]
 
 PolicyName: TypeAlias = Literal[
-    "strict", "follow-kv", "collocated", "collocated-spread", "disaggregated", "ppd", "ampd"
+    "strict", "follow-kv", "collocated", "collocated-spread", "disaggregated", "ppd", "ampd", "deflect"
 ]
 POLICIES: Final[tuple[str, ...]] = get_args(PolicyName)

@@ -28,11 +28,13 @@ pub enum PolicyKind {
     Ppd,
     /// Baseline: each later turn runs at home or is computed on a prefiller, as its estimated times say.
     Ampd,
+    /// Baseline: prompts go to a prefiller unless a decoder can compute them sooner and keep its gaps short.
+    Deflect,
 }
 
 impl PolicyKind {
     /// Every policy.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Strict,
         Self::FollowKv,
         Self::Collocated,
@@ -40,6 +42,7 @@ impl PolicyKind {
         Self::Disaggregated,
         Self::Ppd,
         Self::Ampd,
+        Self::Deflect,
     ];
 
     /// As an operator writes it.
@@ -53,6 +56,7 @@ impl PolicyKind {
             Self::Disaggregated => "disaggregated",
             Self::Ppd => "ppd",
             Self::Ampd => "ampd",
+            Self::Deflect => "deflect",
         }
     }
 
@@ -66,7 +70,7 @@ impl PolicyKind {
     #[must_use]
     pub const fn uses_prefillers(self) -> bool {
         match self {
-            Self::Strict | Self::Disaggregated | Self::Ppd | Self::Ampd => true,
+            Self::Strict | Self::Disaggregated | Self::Ppd | Self::Ampd | Self::Deflect => true,
             Self::FollowKv | Self::Collocated | Self::CollocatedSpread => false,
         }
     }
@@ -79,6 +83,7 @@ impl PolicyKind {
             Self::Disaggregated => REMOTE,
             Self::Ppd => PPD,
             Self::Ampd => AMPD,
+            Self::Deflect => DEFLECT,
         }
     }
 }
@@ -271,6 +276,27 @@ impl Default for AmpdOptions {
     }
 }
 
+/// How `deflect` estimates.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeflectOptions {
+    /// Target for the gap between tokens of those that decode, milliseconds.
+    pub tbt_ms: f64,
+    /// Prompt tokens that a worker computes in one step at most.
+    pub step_tokens: Tokens,
+    /// How a later prompt is computed on a prefiller.
+    pub remote: Remote,
+}
+
+impl Default for DeflectOptions {
+    fn default() -> Self {
+        Self {
+            tbt_ms: 60.0,
+            step_tokens: Tokens(2_048),
+            remote: Remote::default(),
+        }
+    }
+}
+
 const FLAG: &str = "0 or 1";
 const TOKENS: &str = "a whole number of tokens, or inf";
 const STEP_TOKENS: &str = "a whole number of tokens above 0";
@@ -293,6 +319,13 @@ const AMPD: &[(&str, &str)] = &[
     ("ttft_ms", MILLISECONDS),
     ("tbt_ms", MILLISECONDS),
     ("step_tokens", STEP_TOKENS),
+];
+const DEFLECT: &[(&str, &str)] = &[
+    ("tbt_ms", MILLISECONDS),
+    ("step_tokens", STEP_TOKENS),
+    ("pcache", FLAG),
+    ("fetch", FLAG),
+    ("delta", FLAG),
 ];
 
 /// A policy and its options.
@@ -321,6 +354,8 @@ pub enum PolicyChoice {
     Ppd(PpdOptions),
     /// See [`PolicyKind::Ampd`].
     Ampd(AmpdOptions),
+    /// See [`PolicyKind::Deflect`].
+    Deflect(DeflectOptions),
 }
 
 impl From<PolicyKind> for PolicyChoice {
@@ -333,6 +368,7 @@ impl From<PolicyKind> for PolicyChoice {
             PolicyKind::Disaggregated => Self::Disaggregated(Remote::default()),
             PolicyKind::Ppd => Self::Ppd(PpdOptions::default()),
             PolicyKind::Ampd => Self::Ampd(AmpdOptions::default()),
+            PolicyKind::Deflect => Self::Deflect(DeflectOptions::default()),
         }
     }
 }
@@ -349,6 +385,7 @@ impl PolicyChoice {
             Self::Disaggregated(_) => PolicyKind::Disaggregated,
             Self::Ppd(_) => PolicyKind::Ppd,
             Self::Ampd(_) => PolicyKind::Ampd,
+            Self::Deflect(_) => PolicyKind::Deflect,
         }
     }
 
@@ -359,6 +396,7 @@ impl PolicyChoice {
             Self::Disaggregated(remote) => Some(remote),
             Self::Ppd(options) => Some(&mut options.remote),
             Self::Ampd(options) => Some(&mut options.remote),
+            Self::Deflect(options) => Some(&mut options.remote),
         }
     }
 
@@ -432,6 +470,7 @@ impl PolicyChoice {
                 option => options.remote.set(option, value),
             },
             Self::Ampd(options) => options.set(option, value),
+            Self::Deflect(options) => options.set(option, value),
         };
         set.ok_or_else(|| PolicyError::OutOfRange {
             policy,
@@ -468,6 +507,28 @@ impl AmpdOptions {
             option => return self.remote.set(option, value),
         }
         Some(())
+    }
+}
+
+impl DeflectOptions {
+    fn set(&mut self, option: &str, value: &str) -> Option<()> {
+        match option {
+            "tbt_ms" => self.tbt_ms = milliseconds(value)?,
+            "step_tokens" => {
+                self.step_tokens = tokens(value).filter(|tokens| *tokens > Tokens(0))?;
+            }
+            option => return self.remote.set(option, value),
+        }
+        Some(())
+    }
+
+    fn parts(&self) -> Vec<String> {
+        let mut parts = vec![format!("tbt_ms={}", self.tbt_ms)];
+        if self.step_tokens != Self::default().step_tokens {
+            parts.push(format!("step_tokens={}", Count(self.step_tokens)));
+        }
+        parts.extend(self.remote.unusual());
+        parts
     }
 }
 
@@ -513,6 +574,7 @@ impl fmt::Display for PolicyChoice {
                 parts
             }
             Self::Ampd(options) => options.parts(),
+            Self::Deflect(options) => options.parts(),
         };
         f.write_str(self.kind().as_str())?;
         if !parts.is_empty() {
@@ -586,6 +648,7 @@ mod tests {
             "ppd(0)",
             "ppd(inf)",
             "ampd(min, X=0, pcache=0)",
+            "deflect(tbt_ms=40.5, step_tokens=512, pcache=0)",
             "disaggregated",
             "disaggregated(pcache=0, delta=0)",
             "ppd(64, fetch=1)",

@@ -5,6 +5,7 @@
 
 use super::strict::Strict;
 use super::times::Times;
+use super::weigh::{Weighing, Weights};
 use super::{Decision, Observed, Policy, TurnView, WorkerView, remote};
 use crate::config::{AmpdOptions, AmpdRule, PolicyChoice};
 use crate::event::Reason;
@@ -13,17 +14,6 @@ use crate::units::{Tokens, WorkerId};
 /// See the module.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ampd(pub(crate) AmpdOptions);
-
-/// What a later turn is estimated to take, in milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Weights {
-    /// To the first token, at home.
-    pub(crate) local: f64,
-    /// To the first token, with the prompt computed on the prefiller.
-    pub(crate) remote: f64,
-    /// The longest gap that the prompt puts between two tokens of those that decode at home.
-    pub(crate) gap: f64,
-}
 
 impl Ampd {
     fn weigh(
@@ -70,7 +60,7 @@ impl Ampd {
     }
 
     /// Whether the turn's prompt is computed on the prefiller. Equal times keep it at home.
-    pub(crate) fn goes(&self, append: Tokens, weights: &Weights) -> bool {
+    fn goes(&self, append: Tokens, weights: &Weights) -> bool {
         let options = &self.0;
         let faster = weights.remote < weights.local;
         let at_home = weights.gap <= options.tbt_ms && weights.local <= options.ttft_ms;
@@ -83,13 +73,15 @@ impl Ampd {
             AmpdRule::Static => append >= options.threshold,
         }
     }
+}
 
-    /// Decides with estimates that `change` may have changed first.
-    pub(crate) fn place_by(
+impl Weighing for Ampd {
+    fn place_by(
         &self,
         turn: &TurnView,
         fleet: &Observed,
-        change: impl FnOnce(Weights) -> Weights,
+        told: &TurnView,
+        change: &mut dyn FnMut(WorkerId, Weights) -> Weights,
     ) -> Decision {
         if turn.home.is_none() {
             return Strict.place(turn, fleet);
@@ -100,8 +92,9 @@ impl Ampd {
         let Some(prefiller) = remote::first(turn, home, fleet, self.0.remote) else {
             return Decision::Stay;
         };
-        let weights = change(self.weigh(turn, home, prefiller, &Times::of(fleet)));
-        if !self.goes(turn.append(), &weights) {
+        let weights = self.weigh(told, home, prefiller, &Times::of(fleet));
+        let weights = change(prefiller.id, weights);
+        if !self.goes(told.append(), &weights) {
             return Decision::Stay;
         }
         let reason = Reason::Cheaper {
@@ -126,7 +119,7 @@ impl Policy for Ampd {
     }
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
-        self.place_by(turn, fleet, |weights| weights)
+        self.place_by(turn, fleet, turn, &mut |_, weights| weights)
     }
 
     fn next_prefiller(

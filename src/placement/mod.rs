@@ -5,16 +5,18 @@
 //! does, and asks again if the books moved meanwhile.
 //! Leaves to others: booking (`occupancy`), waiting (`admission`), the life of the pin (`conversation`).
 
-mod ampd;
+pub(crate) mod ampd;
 mod collocated;
+pub(crate) mod deflect;
 mod disaggregated;
 mod follow_kv;
 mod rank;
-mod remote;
+pub(crate) mod remote;
 pub(crate) mod strict;
 #[cfg(test)]
 mod tests;
 mod times;
+pub(crate) mod weigh;
 
 use crate::config::PolicyChoice;
 use crate::event::Reason;
@@ -171,5 +173,6 @@ pub(crate) fn policy(choice: impl Into<PolicyChoice>) -> Box<dyn Policy> {
             threshold: Some(options.threshold),
         }),
         PolicyChoice::Ampd(options) => Box::new(ampd::Ampd(options)),
+        PolicyChoice::Deflect(options) => Box::new(deflect::Deflect(options)),
     }
 }

@@ -11,14 +11,14 @@ use crate::units::{Blocks, Tokens};
 
 impl TurnView {
     /// Tokens of the prompt that its home lacks.
-    pub(super) fn append(&self) -> Tokens {
+    pub(crate) fn append(&self) -> Tokens {
         Tokens(self.prompt.0.saturating_sub(self.resident.0))
     }
 }
 
 impl Remote {
     /// What a prefiller is expected to compute of the prompt.
-    pub(super) fn computes(self, turn: &TurnView) -> Tokens {
+    pub(crate) fn computes(self, turn: &TurnView) -> Tokens {
         if self.prefix_cache || self.fetch {
             turn.append()
         } else {
@@ -27,7 +27,7 @@ impl Remote {
     }
 
     /// What is expected to cross to the home of the turn.
-    pub(super) fn crosses(self, turn: &TurnView) -> Tokens {
+    pub(crate) fn crosses(self, turn: &TurnView) -> Tokens {
         if self.delta {
             turn.append()
         } else {
@@ -37,13 +37,13 @@ impl Remote {
 }
 
 /// The home of the turn; `None` if it has none that is known.
-pub(super) fn home<'a>(turn: &TurnView, fleet: &'a Observed) -> Option<&'a WorkerView> {
+pub(crate) fn home<'a>(turn: &TurnView, fleet: &'a Observed) -> Option<&'a WorkerView> {
     let id = turn.home?;
     fleet.workers.iter().find(|worker| worker.id == id)
 }
 
 /// The prefiller that would be done first.
-pub(super) fn first<'a>(
+pub(crate) fn first<'a>(
     turn: &TurnView,
     home: &WorkerView,
     fleet: &'a Observed,
@@ -58,7 +58,7 @@ pub(super) fn first<'a>(
 }
 
 /// The turn runs at home after `prefiller` computed its prompt.
-pub(super) fn by(
+pub(crate) fn by(
     prefiller: &WorkerView,
     turn: &TurnView,
     home: &WorkerView,

@@ -278,6 +278,50 @@ fn the_rules_of_ampd_differ_in_what_comes_first() {
 }
 
 #[test]
+fn deflect_computes_at_a_decoder_what_the_prefiller_would_have_later() {
+    let first = turn(4_000, None, 0);
+    let with = |queued, running| {
+        let mut fleet = split();
+        fleet.workers[0].queued = Tokens(queued);
+        for worker in &mut fleet.workers {
+            worker.running = running;
+        }
+        fleet
+    };
+    let kind = PolicyKind::Deflect;
+    // At the prefiller 400 ms, the link 51 ms, a step 20 ms: 471 ms. At a decoder in chunks of (60 - 20) x 10 = 400
+    // tokens: 10 steps of 20 ms and 400 ms, 600 ms.
+    assert_eq!(decide(kind, &first, &with(0, 3)), Some((Some(0), 2)));
+    assert_eq!(
+        decide(kind, &first, &with(1_290, 3)),
+        Some((Some(0), 2)),
+        "600 ms as well"
+    );
+    assert_eq!(
+        decide(kind, &first, &with(1_300, 3)),
+        Some((None, 2)),
+        "601 ms; the emptier of two as fast"
+    );
+    // Where nothing decodes the chunks are of 2,048 tokens: 2 steps.
+    assert_eq!(decide(kind, &first, &with(0, 0)), Some((None, 2)), "440 ms");
+    // No chunk keeps gaps under 21 ms, where a step takes 20: the prefiller, however long its queue.
+    let strict = variant("deflect(tbt_ms=21)");
+    assert_eq!(decide(strict, &first, &with(60_000, 3)), Some((Some(0), 2)));
+    // A prefiller that takes no more is no reason to wait.
+    assert_eq!(decide(kind, &first, &with(65_536, 3)), Some((None, 2)));
+    // Later turns: 100 tokens take a step and 10 ms at home, as much and the link away.
+    let next = turn(4_100, Some(1), 4_000);
+    assert_eq!(decide(kind, &next, &with(0, 3)), None);
+    let mut busy = with(0, 3);
+    busy.workers[1].computing = Tokens(900);
+    assert_eq!(
+        decide(kind, &next, &busy),
+        Some((Some(0), 1)),
+        "1,000 tokens: 3 steps and 100 ms"
+    );
+}
+
+#[test]
 fn without_a_cache_a_whole_prompt_is_queued_at_the_prefiller() {
     let next = turn(4_100, Some(1), 4_000);
     for (text, queued) in [

@@ -9,6 +9,8 @@
 //! at or after the interruption, as an iteration in progress cannot be changed.
 //! Leaves to others: when to call (`world`), what a step costs (`cost`), blocks (`pool`), watts (`power`).
 
+mod ahead;
+
 use std::collections::VecDeque;
 
 use super::cost::{Load, StepCost, Stretch};
@@ -309,12 +311,12 @@ impl Engine {
 
     /// Tokens that a step may compute, decodes included.
     fn budget(&self) -> u32 {
+        let decodes = self.running.iter().filter(|request| request.decodes());
+        self.budget_for(decodes.count() as u32)
+    }
+
+    fn budget_for(&self, decodes: u32) -> u32 {
         let most = self.spec.max_num_batched_tokens;
-        let decodes = self
-            .running
-            .iter()
-            .filter(|request| request.decodes())
-            .count() as u32;
         let (Some(target), Some(token_s)) = (self.spec.chunk_target_s, self.token_s) else {
             return most;
         };

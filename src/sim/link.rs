@@ -34,6 +34,17 @@ impl Links {
         self.spec.latency_s + bytes / self.spec.bytes_per_s
     }
 
+    /// Seconds of sending `bytes` that computing them for so long could not hide. Layer by layer: what was sent while the
+    /// prompt was computed need not be sent again, but the last layer is.
+    pub(super) fn exposed(&self, bytes: f64, computing_s: f64) -> f64 {
+        let alone = self.alone(bytes);
+        if self.spec.overlap {
+            (alone - computing_s).max(self.spec.latency_s)
+        } else {
+            alone
+        }
+    }
+
     /// Sends `bytes` that were computed since `computing_since`; when they are there.
     pub(super) fn send(
         &mut self,
@@ -44,14 +55,7 @@ impl Links {
         now: f64,
     ) -> f64 {
         let start = now + self.backlog(from, to, now);
-        let alone = self.alone(bytes);
-        // Layer by layer: what was sent while the prompt was computed need not be sent again, but
-        // the last layer is.
-        let exposed = if self.spec.overlap {
-            (alone - (now - computing_since)).max(self.spec.latency_s)
-        } else {
-            alone
-        };
+        let exposed = self.exposed(bytes, now - computing_since);
         let end = start + exposed;
         (self.out[from], self.into[to]) = (end, end);
         self.bytes += bytes;

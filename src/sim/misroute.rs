@@ -50,6 +50,10 @@ impl Policy for Misroute {
         self.within.name()
     }
 
+    fn variant(&self) -> String {
+        self.within.variant()
+    }
+
     fn is_sticky(&self) -> bool {
         false
     }

@@ -19,13 +19,16 @@
 mod cost;
 mod diagnosis;
 mod engine;
+mod errors;
 mod events;
 mod flight;
 mod flip;
 mod gaps;
 mod handoff;
 mod link;
+mod misled;
 mod misroute;
+mod oracle;
 mod policy;
 mod pool;
 mod power;
@@ -62,15 +65,11 @@ pub fn simulate(
     workload: &Workload,
     seed: u64,
 ) -> Result<SimResult, ScenarioError> {
-    let policy = policy::made(&scenario.chosen);
-    let mut world = world::World::new(scenario, workload, policy, seed)?;
-    world.policy.clone_from(&scenario.chosen.name);
-    world.run()
+    let made = policy::Made::of(&scenario.chosen);
+    world::World::new(scenario, workload, made, seed)?.run()
 }
 
 /// The same with a policy of your own in place of the one that the scenario names.
-///
-/// A policy that knows more than a router can observe, such as an oracle, is given that when it is made.
 ///
 /// # Errors
 /// If the scenario and the workload do not fit together, or the router refuses the settings.
@@ -80,5 +79,6 @@ pub fn simulate_with(
     policy: Box<dyn crate::placement::Policy>,
     seed: u64,
 ) -> Result<SimResult, ScenarioError> {
-    world::World::new(scenario, workload, policy, seed)?.run()
+    let made = policy::Made::alone(policy);
+    world::World::new(scenario, workload, made, seed)?.run()
 }

@@ -15,6 +15,8 @@ use super::flight::{Flight, Stage};
 use super::gaps::GapStats;
 use super::link::Links;
 use super::misroute::Declared;
+use super::oracle::Truth;
+use super::policy::Made;
 use super::pool::Pool;
 use super::record::{Counters, EngineRow, EventRow, SimResult, TurnRow};
 use super::scenario::{
@@ -28,6 +30,7 @@ use crate::fleet::{Role, WorkerSpec};
 use crate::placement::Policy;
 use crate::report::WorkerReport;
 use crate::router::{Begin, Router, Turn, TurnRequest};
+use crate::sync::Counter;
 use crate::units::{BlockSize, Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
 
 /// Virtual seconds without any progress after which a run is stuck: longer than any memory of a policy.
@@ -65,9 +68,12 @@ pub(super) struct World<'a> {
     pub(super) workload: &'a Workload,
     router: Router,
     scribe: Option<Arc<Scribe>>,
-    pub(super) policy: String,
+    policy: String,
+    /// Virtual nanoseconds, for policies that see the past.
+    clock: Arc<Counter>,
+    truth: Option<Arc<Truth>>,
     /// Engine by engine, as they joined: the router's ids in the order of the scenario.
-    workers: Vec<WorkerId>,
+    pub(super) workers: Vec<WorkerId>,
     pub(super) engines: Vec<Engine>,
     pub(super) kv_bytes: Vec<f64>,
     /// The longest context of each, tokens.
@@ -79,7 +85,7 @@ pub(super) struct World<'a> {
     pub(super) at: Timestamp,
     pub(super) flights: Vec<Flight>,
     pub(super) fetched: Vec<u32>,
-    keys: Vec<ConversationKey>,
+    pub(super) keys: Vec<ConversationKey>,
     /// Handoffs that wait for room on each engine.
     pub(super) incoming: Vec<VecDeque<usize>>,
     touched: Vec<bool>,
@@ -129,15 +135,15 @@ impl<'a> World<'a> {
     pub(super) fn new(
         scenario: &'a Scenario,
         workload: &'a Workload,
-        policy: Box<dyn Policy>,
+        made: Made,
         seed: u64,
     ) -> Result<Self, ScenarioError> {
         let scribe = scenario.events.then(Arc::<Scribe>::default);
         let executes = |flip: &super::scenario::FlipSpec| flip.wait == FlipWait::Execute;
         let declared = (scenario.flip.as_ref().is_some_and(executes)).then(Declared::default);
         let policy = match &declared {
-            Some(declared) => declared.around(policy),
-            None => policy,
+            Some(declared) => declared.around(made.policy),
+            None => made.policy,
         };
         let mut router = router(scenario, policy)?;
         if let Some(scribe) = &scribe {
@@ -193,6 +199,8 @@ impl<'a> World<'a> {
             scenario,
             workload,
             policy: router.snapshot(Timestamp(0)).policy,
+            clock: made.clock,
+            truth: made.truth,
             router,
             scribe,
             workers,
@@ -242,6 +250,7 @@ impl<'a> World<'a> {
             debug_assert!(at >= self.now, "time does not go back");
             self.now = at;
             self.at = Timestamp((at * 1e9).round() as u64);
+            self.clock.set(self.at.0);
             self.counters.events += 1;
             if what == What::Horizon {
                 break Ending::Horizon;
@@ -448,6 +457,9 @@ impl<'a> World<'a> {
     }
 
     fn begin(&mut self, conversation: usize) {
+        if let Some(truth) = &self.truth {
+            self.foresee(truth, conversation);
+        }
         let (prompt_tokens, _) = self.told(conversation);
         let timeout = self.scenario.router.queue_timeout_s;
         let request = TurnRequest {

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from conserve.errors import ConfigError
-from conserve.sim.compare import POLICIES, Fleet, Outcome, Plan, compare, split_names
+from conserve.sim.compare import SIMULATED, Fleet, Outcome, Plan, compare, split_names
 from conserve.sim.stats import Interval
 from conserve.sim.workload import WORKLOADS, traces_dir
 
@@ -35,7 +35,7 @@ def sim(
     trace: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")] = "swe-agent",
     policy: Annotated[
         str,
-        typer.Option(help=f"Separated by commas, of {', '.join(POLICIES)}; options as in ampd(min, X=0)."),
+        typer.Option(help=f"Separated by commas, of {', '.join(SIMULATED)}; options as in ampd(min, X=0)."),
     ] = "strict,collocated",
     rate: Annotated[float, typer.Option(help="Conversations per second, Poisson.")] = 0.3,
     fleet: Annotated[str, typer.Option(help="Prefillers and decoders.")] = "1P3D",

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
     from conserve._core import SimResult
 
-__all__ = ["POLICIES", "SPLIT_POLICIES", "Fleet", "Outcome", "Plan", "compare", "split_names"]
+__all__ = ["POLICIES", "SIMULATED", "SPLIT_POLICIES", "Fleet", "Outcome", "Plan", "compare", "split_names"]
 
-SPLIT_POLICIES: Final = tuple(name for name, splits, _ in policies() if splits)
+SPLIT_POLICIES: Final = (*(name for name, splits, _ in policies() if splits), "oracle")
 """Policies that need prefillers."""
+SIMULATED: Final = (*POLICIES, "oracle")
+"""Those that `compare` runs: what `conserve serve` takes, and one that no router could be."""
 
 _SEPARATOR: Final = re.compile(r",(?![^(]*\))")
 _FLEET: Final = re.compile(r"(\d+)[pP](\d+)[dD]")
@@ -90,8 +92,8 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuses what could not be run, naming the option."""
         for policy in self.policies:
-            if _name(policy) not in POLICIES:
-                raise ConfigError(f"policy is {policy!r}; choose from {', '.join(POLICIES)}")
+            if _name(policy) not in SIMULATED:
+                raise ConfigError(f"policy is {policy!r}; choose from {', '.join(SIMULATED)}")
         if not self.policies:
             raise ConfigError("no policy is given")
         if self.seeds < 1:

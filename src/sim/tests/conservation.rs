@@ -112,6 +112,35 @@ fn tokens_blocks_seconds_and_joules_are_conserved() {
     }
 }
 
+const POLICIES: [&str; 12] = [
+    "follow-kv",
+    "collocated-spread",
+    "disaggregated(pcache=0, delta=0)",
+    "disaggregated(pcache=0, fetch=1)",
+    "ppd(300)",
+    "ampd(slo)",
+    "ampd(remote_first, pcache=0, delta=0, flip=0.2)",
+    "ampd(min, X=0, reorder=4, noise=0.5, stale_s=1)",
+    "deflect(tbt_ms=20)",
+    "deflect(length=0.4, toremote=0.5)",
+    "strict(flip=0.5, stale_s=3)",
+    "oracle(min)",
+];
+
+#[test]
+fn they_are_conserved_under_every_policy() {
+    for (seed, policy) in POLICIES.into_iter().enumerate() {
+        for engine in ["", r#", "kv_tokens": 24000"#] {
+            let columns = agents(40, 3.0, seed as u64);
+            let scenario = format!(
+                r#"{{"engines": [{{"role": "prefiller"{engine}}}, {{"role": "decoder"{engine}}}, {{"role": "both"{engine}}}],
+                    "policy": {{"name": "{policy}"}}, "router": {{"evict_idle": true}}, "checks": true}}"#
+            );
+            check(policy, &run(&scenario, &columns), false);
+        }
+    }
+}
+
 #[test]
 fn energy_of_two_windows_is_the_energy_of_both() {
     let columns = agents(20, 3.0, 3);

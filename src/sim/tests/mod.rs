@@ -2,6 +2,7 @@
 
 mod closed_form;
 mod conservation;
+mod misled;
 mod presets;
 mod queueing;
 mod refusals;
