@@ -1,7 +1,8 @@
 //! A client's connection: bounds on heads and on clients that take nothing, and the door's own words for bad HTTP.
 //!
-//! Promises: a head is complete within a time, or its connection ends; an idle connection ends after `keep_alive`; a
-//! write that makes no progress within `client_stall_timeout` fails; what is not HTTP is answered with an error object.
+//! Promises: a head is complete within a time, or its connection ends; an idle connection ends after `keep_alive`, at most
+//! twice that; a write that makes no progress within `client_stall_timeout` fails; what is not HTTP is answered with an error
+//! object.
 //! Leaves to others: parsing and the size of a head (hyper), bodies (`intake`).
 
 use std::io::{self, IoSlice};
@@ -16,16 +17,18 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::alarm::Alarm;
 use super::bad_http;
+use super::shelf::Shelf;
 use super::socket::Socket;
 
 /// What HTTP/2 begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// What requests and their connection know of each other. Each is Relaxed: no other memory depends on it.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Link {
     is_stalled: AtomicBool,
     served: AtomicUsize,
+    shelf: Arc<Shelf>,
 }
 
 impl Link {
@@ -33,10 +36,24 @@ impl Link {
     pub(crate) fn is_stalled(&self) -> bool {
         self.is_stalled.load(Ordering::Relaxed)
     }
+
+    /// The answers of an HTTP/2 connection.
+    pub(crate) fn shelf(&self) -> &Arc<Shelf> {
+        &self.shelf
+    }
+
+    /// Drops the answers of which the client took nothing for `limit`.
+    pub(crate) fn drop_stale(&self, limit: Duration) {
+        let stale = self.shelf.stale(limit);
+        if !stale.is_empty() {
+            let was_stalled = self.is_stalled.swap(true, Ordering::Relaxed);
+            drop(stale);
+            self.is_stalled.store(was_stalled, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A request is being read or answered: no head is due.
-#[derive(Debug)]
 pub(crate) struct Serving(Arc<Link>);
 
 impl Serving {
@@ -74,6 +91,8 @@ pub(crate) struct Connection {
     limits: Limits,
     /// For the head that is due.
     head: Alarm,
+    /// To see that the request is over.
+    look: Alarm,
     /// For the write that is under way.
     stall: Alarm,
     /// No byte was read yet.
@@ -95,6 +114,7 @@ impl Connection {
             link,
             limits,
             head: Alarm::default(),
+            look: Alarm::default(),
             stall: Alarm::default(),
             is_new: true,
             is_in_head: false,
@@ -124,6 +144,10 @@ impl Connection {
         if self.link.served.load(Ordering::Relaxed) > 0 {
             self.head.rest();
             self.is_in_head = false;
+            // Some answers are over after the last time that somebody asks for bytes: then this does.
+            while self.look.poll(self.limits.idle, context).is_ready() {
+                self.look.rest();
+            }
             return Poll::Pending;
         }
         let is_idle = !self.is_new && !self.is_in_head;

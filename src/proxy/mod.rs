@@ -28,6 +28,7 @@ mod relay;
 mod server;
 mod service;
 mod shared;
+mod shelf;
 mod socket;
 mod stats;
 mod tls;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::connection::Serving;
 use super::relay::Relay;
+use super::shelf::{OnShelf, Shelf};
 use crate::dispatch::Refusal;
 
 /// A body that is all there.
@@ -80,8 +82,14 @@ impl Body for Passed {
 
 /// The body of an answer. It goes when the client has it, or left.
 pub(crate) struct Outgoing {
-    content: Content,
+    body: Kept,
     _serving: Serving,
+}
+
+/// HTTP/1.1 has one answer at a time, whose client is watched by its connection; HTTP/2 has many.
+enum Kept {
+    Here(Content),
+    OnShelf(OnShelf),
 }
 
 pub(crate) enum Content {
@@ -95,10 +103,48 @@ impl Content {
         Self::Whole(Whole::new(bytes))
     }
 
-    pub(crate) fn of(self, serving: Serving) -> Outgoing {
+    /// Put on `there`, where there is such a place.
+    pub(crate) fn of(self, serving: Serving, there: Option<&Arc<Shelf>>) -> Outgoing {
         Outgoing {
-            content: self,
+            body: match there {
+                Some(place) => Kept::OnShelf(place.put(self)),
+                None => Kept::Here(self),
+            },
             _serving: serving,
+        }
+    }
+}
+
+impl Body for Content {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match self.get_mut() {
+            Self::Whole(whole) => Pin::new(whole).poll_frame(context),
+            Self::Relay(relay) => relay
+                .poll_piece(context)
+                .map(|piece| piece.map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Passed(passed) => Pin::new(passed).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(whole) => whole.is_end_stream(),
+            Self::Relay(relay) => relay.is_over(),
+            Self::Passed(passed) => passed.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(whole) => whole.size_hint(),
+            Self::Relay(_) => SizeHint::default(),
+            Self::Passed(passed) => passed.size_hint(),
         }
     }
 }
@@ -111,28 +157,23 @@ impl Body for Outgoing {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match &mut self.get_mut().content {
-            Content::Whole(whole) => Pin::new(whole).poll_frame(context),
-            Content::Relay(relay) => relay
-                .poll_piece(context)
-                .map(|piece| piece.map(|bytes| Ok(Frame::data(bytes)))),
-            Content::Passed(passed) => Pin::new(passed).poll_frame(context),
+        match &mut self.get_mut().body {
+            Kept::Here(answer) => Pin::new(answer).poll_frame(context),
+            Kept::OnShelf(body) => Pin::new(body).poll_frame(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.content {
-            Content::Whole(whole) => whole.is_end_stream(),
-            Content::Relay(relay) => relay.is_over(),
-            Content::Passed(passed) => passed.is_end_stream(),
+        match &self.body {
+            Kept::Here(answer) => answer.is_end_stream(),
+            Kept::OnShelf(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.content {
-            Content::Whole(whole) => whole.size_hint(),
-            Content::Relay(_) => SizeHint::default(),
-            Content::Passed(passed) => passed.size_hint(),
+        match &self.body {
+            Kept::Here(answer) => answer.size_hint(),
+            Kept::OnShelf(body) => body.size_hint(),
         }
     }
 }

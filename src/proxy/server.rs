@@ -47,6 +47,8 @@ const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// How much of a request an HTTP/2 client may send ahead.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// Between two looks for HTTP/2 streams whose client takes nothing, at least.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// An HTTP/2 client that does not answer a ping is gone.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PONG_WITHIN: Duration = Duration::from_secs(20);
@@ -261,16 +263,23 @@ async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, shared: Arc<Sha
         },
         () = stopped.as_mut() => return,
     };
+    let (stall, of_connection) = (shared.config.client_stall_timeout, Arc::clone(&link));
     let serve =
         service_fn(move |request| service::serve(Arc::clone(&shared), Arc::clone(&link), request));
     let io = TokioIo::new(io);
     // An error concerns a client that left or does not speak HTTP; hyper answered what can be answered.
     if is_http2 {
         let mut served = pin!(http2_builder().serve_connection(io, serve));
-        tokio::select! {
-            _ = served.as_mut() => return,
-            () = stopped => served.as_mut().graceful_shutdown(),
+        let mut looks = interval((stall / 4).max(LOOK_EVERY));
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = served.as_mut() => return,
+                _ = looks.tick() => of_connection.drop_stale(stall),
+                () = stopped.as_mut() => break,
+            }
         }
+        served.as_mut().graceful_shutdown();
         let _ = served.await;
     } else {
         let mut served = pin!(

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use http::header::{CONNECTION, HeaderValue, TRANSFER_ENCODING};
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, Version};
 use hyper::body::Incoming;
 
 use super::connection::{Link, Serving};
@@ -23,6 +23,7 @@ pub(crate) async fn serve(
     request: Request<Incoming>,
 ) -> io::Result<Response<Outgoing>> {
     let serving = Serving::new(&link);
+    let shelf = (request.version() == Version::HTTP_2).then(|| Arc::clone(link.shelf()));
     // hyper takes a request that has a length and is chunked for chunked, as it may; whoever stands in front may have gone
     // by the length. What follows such a request is not to be trusted, and which one it was cannot be told any more.
     let is_chunked = request.headers().contains_key(TRANSFER_ENCODING);
@@ -35,7 +36,7 @@ pub(crate) async fn serve(
     if is_chunked {
         close_after(&mut response);
     }
-    Ok(response.map(|content| content.of(serving)))
+    Ok(response.map(|content| content.of(serving, shelf.as_ref())))
 }
 
 async fn turn(

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from conserve_workers.mock import Fault
-from tests.support.cluster import chat_body
+from tests.support.cluster import WAIT_S, chat_body
 
 from .conftest import StartCluster
 
@@ -235,6 +235,19 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(cluster: StartClust
         after = await c.chat(LONG, first.text, "go on", conversation="a", max_tokens=4)
         assert after.status == 200
         assert after.text == await _alone(LONG, first.text, "go on", max_tokens=4)
+
+
+async def test_bytes_that_are_no_chunk_end_a_stream_at_once(cluster: StartCluster) -> None:
+    async with cluster(prefillers=0, decoders=1) as c:
+        c.decoders[0].arm(Fault(garbage_at=900, interval_s=0.01, times=1))
+        began = time.monotonic()
+        broken = await c.chat("hi", stream=True, max_tokens=20)
+        assert time.monotonic() - began < WAIT_S, "long before the idle timeout of a minute"
+        assert b'"error"' in broken.body.split(b"\n\n")[-2]
+        async with asyncio.timeout(WAIT_S):
+            await c.decoders[0].requests[0].done.wait()
+        await c.settled()
+        assert (await c.chat("hi")).status == 200
 
 
 async def test_a_decoder_killed_in_mid_stream_gives_an_error_event_and_the_next_turn_relocates(

@@ -34,6 +34,8 @@ class Fault:
     """Reset the connection (RST) after so many bytes; 0: before the head."""
     close_at: int | None = None
     """Close the connection (FIN) after so many bytes, the answer unfinished; 0: before the head."""
+    garbage_at: int | None = None
+    """After so many bytes of a stream, bytes that are no chunk, connection open."""
     no_done: bool = False
     """End the stream properly, but without `data: [DONE]`."""
     status: int | None = None

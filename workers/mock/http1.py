@@ -67,10 +67,17 @@ class Reply:
         step = self.fault.split or len(data)
         for start in range(0, len(data), step or 1):
             piece = data[start : start + step]
-            for limit in (self.fault.reset_at, self.fault.close_at, self.fault.stall_at):
+            for limit in (
+                self.fault.reset_at,
+                self.fault.close_at,
+                self.fault.stall_at,
+                self.fault.garbage_at,
+            ):
                 if limit is not None and self.sent_bytes + len(piece) >= limit:
                     await self._raw(piece[: limit - self.sent_bytes])
-                    if limit == self.fault.stall_at:
+                    if limit == self.fault.garbage_at:
+                        await self._connection.send(b"these bytes are no chunk\r\n")
+                    if limit in (self.fault.stall_at, self.fault.garbage_at):
                         await asyncio.Event().wait()
                     self._cut()
             pause = self.fault.pause_at

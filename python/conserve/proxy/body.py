@@ -30,25 +30,25 @@ class Refused(Exception):  # noqa: N818
         self.content = content
 
 
-def _too_large(limit: int) -> Refused:
-    message = (
-        f"the request body is larger than {limit} bytes; send less, or raise max_body_bytes on the router"
-    )
+def _too_large(size: int, limit: int) -> Refused:
+    message = f"the request body has {size} bytes or more; the limit is {limit} (max_body_bytes)"
     return Refused(413, body_of(message, code="payload_too_large", status=413))
 
 
 async def read(receive: Receive, headers: Headers, *, limit: int, timeout_s: float) -> bytes:
     """The body; raises Refused above `limit` bytes or after `timeout_s`, Disconnected if the client left."""
     for name, value in headers:
-        if name == b"content-length" and (not value.isdigit() or int(value) > limit):
-            raise _too_large(limit)
+        if name == b"content-length":
+            size = int(value) if value.isdigit() else limit + 1
+            if size > limit:
+                raise _too_large(size, limit)
     try:
         async with asyncio.timeout(timeout_s):
             message = await receive()
             first = _piece(message)
             if not message.get("more_body", False):
                 if len(first) > limit:
-                    raise _too_large(limit)
+                    raise _too_large(len(first), limit)
                 return first
             pieces, size = [first], len(first)
             while message.get("more_body", False):
@@ -56,7 +56,7 @@ async def read(receive: Receive, headers: Headers, *, limit: int, timeout_s: flo
                 pieces.append(_piece(message))
                 size += len(pieces[-1])
                 if size > limit:
-                    raise _too_large(limit)
+                    raise _too_large(size, limit)
     except TimeoutError:
         text = f"the request body did not arrive within {timeout_s:g} s; send it again"
         raise Refused(408, body_of(text, code="request_timeout", status=408)) from None

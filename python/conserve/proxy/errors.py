@@ -19,7 +19,8 @@ def body_of(message: str, *, code: str, status: int, param: str | None = None) -
     kind = (
         "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
     )
-    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
+    value = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def refusal(

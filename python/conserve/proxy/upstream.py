@@ -69,6 +69,7 @@ class Upstreams:
             max_field_size=_HEADER_LIMIT_BYTES,
             trace_configs=[trace],
         )
+        self._bodies: dict[asyncio.Future[None], aiohttp.StreamReader] = {}
 
     async def close(self) -> None:
         """Close every connection."""
@@ -89,7 +90,7 @@ class Upstreams:
             return await self._post(upstream, reused)
 
     async def _post(self, upstream: Upstream, trace: SimpleNamespace) -> aiohttp.ClientResponse:
-        return await self._session.post(
+        response = await self._session.post(
             _url(upstream.url),
             headers=_text(upstream.headers),
             data=_Body(upstream.body),
@@ -97,6 +98,24 @@ class Upstreams:
             allow_redirects=False,
             trace_request_ctx=trace,
         )
+        self._end_with_its_connection(response)
+        return response
+
+    def _end_with_its_connection(self, response: aiohttp.ClientResponse) -> None:
+        """With bytes that are no chunk aiohttp closes a connection and tells nobody who waits for the body."""
+        protocol = None if response.connection is None else response.connection.protocol
+        closed = None if protocol is None else protocol.closed
+        if closed is not None:
+            if closed not in self._bodies:
+                closed.add_done_callback(self._closed)
+            self._bodies[closed] = response.content
+
+    def _closed(self, closed: asyncio.Future[None]) -> None:
+        body = self._bodies.pop(closed)
+        if not closed.cancelled():
+            closed.exception()  # seen: asyncio need not say it
+        if not body.is_eof() and body.exception() is None:
+            body.set_exception(aiohttp.ClientPayloadError("the connection ended before the answer did"))
 
     async def get(self, url: str, *, timeout_s: float, headers: dict[str, str]) -> tuple[int, bytes]:
         """Status and body of a small GET, at most 16 MiB; raises what aiohttp raises, TimeoutError or TooLargeError."""
