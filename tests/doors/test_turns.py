@@ -72,7 +72,7 @@ async def test_a_fleet_without_prefillers_prefills_on_the_decoder(cluster: Start
 
 ODD = (
     b'{ "model":"mock",\n\t"x_unknown" : {"b":[1,2.50,1e2,-0,9007199254740993],"a":"\\u00e9\\/"} ,'
-    b'"messages":[{"role":"user","content":"hi \xc3\xa9","x":null}],  "temperature":0.70,"seed":18446744073709551615,'
+    b'"messages":[{"role":"user","content":"hi \xc3\xa9","x":null}],  "temperature":0.70,"x_seed":18446744073709551615,'
     b'"tools":[{"type":"function","function":{"name":"f","strict":true}}], "x_dup":1, "x_dup":2 }'
 )
 

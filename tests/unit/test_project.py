@@ -63,3 +63,15 @@ def links(page: Path) -> list[str]:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     dead = [link for link in links(page) if not (page.parent / link).exists()]
     assert not dead, f"{page.name} links to files that do not exist"
+
+
+def test_each_case_of_the_worker_contract_stands_behind_its_sentence() -> None:
+    page = (ROOT / "workers" / "README.md").read_text()
+    contract = page[: page.index("## `vllm`")]
+    named = re.findall(r"(?<!\*)\*(\w+_\w+)\*(?!\*)", contract)
+    tests = [
+        name
+        for file in (ROOT / "tests" / "contract").glob("test_*.py")
+        for name in re.findall(r"^def test_(\w+)", file.read_text(), re.MULTILINE)
+    ]
+    assert sorted(named) == sorted(tests)

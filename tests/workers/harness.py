@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -105,18 +105,20 @@ class Worker:
         raise AssertionError(f"{name} is {latest}, not {value}")
 
 
+def tiny(*options: str, model: str = "random") -> AbstractContextManager[Worker]:
+    """A tiny engine for the length of a block."""
+    return started("conserve_workers.tiny", "--model", model, "--idle-exit-with-parent", *options)
+
+
+def mock(*options: str) -> AbstractContextManager[Worker]:
+    """A mock for the length of a block; it takes a moment for each token, as an engine does."""
+    return started("conserve_workers.mock", "--interval-s", "0.001", *options)
+
+
 @contextmanager
-def tiny(*options: str, model: str = "random") -> Iterator[Worker]:
-    """A tiny engine for the length of a block; it must end with status 0 on SIGTERM unless it is dead already."""
-    command = [
-        sys.executable,
-        "-m",
-        "conserve_workers.tiny",
-        "--model",
-        model,
-        "--idle-exit-with-parent",
-        *options,
-    ]
+def started(module: str, *options: str) -> Iterator[Worker]:
+    """A worker for the length of a block; it must end with status 0 on SIGTERM unless it is dead already."""
+    command = [sys.executable, "-m", module, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     watchdog = threading.Timer(START_S, process.kill)

@@ -9,74 +9,89 @@ import json
 import time
 from typing import Any
 
-from .engine import answer_words, prompt_text, tokens
+from .asked import Asked
+from .engine import answer_words, until
 from .http1 import Reply
+from .metrics import Counters, Ended
+from .prompt import count, ids
 from .record import Recorded
 
 _SERIAL = itertools.count(1)
 
 
-def error(message: str, status: int) -> bytes:
-    """An error object in the shape of vLLM's."""
+def error(message: str, status: int, *, param: str | None = None, code: str | int | None = None) -> bytes:
+    """An error object in the shape of vLLM's, whose code is the status where there is no better one."""
     kind = {400: "BadRequestError", 404: "NotFoundError", 429: "RateLimitError"}.get(
         status, "InternalServerError"
     )
-    return _dump({"error": {"message": message, "type": kind, "param": None, "code": status}})
+    return _dump({"error": {"message": message, "type": kind, "param": param, "code": code or status}})
 
 
-def prefilled(
-    kind: str, model: str, prompt_tokens: int, cached_tokens: int, params: dict[str, Any] | None
-) -> bytes:
+def prefilled(asked: Asked, cached_tokens: int, params: dict[str, Any] | None) -> bytes:
     """The answer of a prefill leg: one token, the exact prompt size, what of it was cached, the handoff parameters."""
     usage = {
-        "prompt_tokens": prompt_tokens,
+        "prompt_tokens": count(asked.prompt),
         "completion_tokens": 1,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
-    value = _whole(kind, model, "x", "length", usage)
+    value = _whole(asked, ["x"], "length", usage)
     value["kv_transfer_params"] = params
     return _dump(value)
 
 
-async def generate(record: Recorded, reply: Reply, model: str, kind: str, default_tokens: int) -> str:
-    """Write the answer of a decode leg, streamed or whole; the text it generated."""
-    fault, body = reply.fault, record.json
-    asked = body.get("max_completion_tokens") or body.get("max_tokens") or default_tokens
-    words = answer_words(prompt_text(body), fault.tokens or asked, fault.token_bytes)
+async def generate(
+    record: Recorded, reply: Reply, asked: Asked, counters: Counters, interval_s: float
+) -> tuple[str, Ended]:
+    """Write the answer of a decode leg, streamed or whole; the text it generated, and why it ended."""
+    fault, sampling = reply.fault, asked.sampling
+    words = answer_words(
+        asked.prompt,
+        fault.tokens or sampling.max_tokens,
+        size=fault.token_bytes,
+        seed=sampling.seed if sampling.temperature > 0 else None,
+    )
     if fault.text is not None:
         words = [fault.text] * len(words)
     if record.stale:
         words = ["stale "] * len(words)
-    count = tokens(prompt_text(body))
+    words, stopped = until(words, sampling.stop)
+    prompt_tokens = count(asked.prompt)
     usage = {
-        "prompt_tokens": count,
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": len(words),
-        "total_tokens": count + len(words),
+        "total_tokens": prompt_tokens + len(words),
         "prompt_tokens_details": {"cached_tokens": record.cached_tokens + record.transferred_tokens},
     }
-    text = "".join(words)
-    finish = "tool_calls" if fault.tool_call else "length"
-    if body.get("stream") is not True:
-        if fault.interval_s:
-            await asyncio.sleep(fault.interval_s * len(words))
-        await reply.whole(200, _dump(_whole(kind, model, text, finish, usage)))
-        return text
-    options = body.get("stream_options") or {}
-    await _stream(reply, model, kind, words, finish, usage if options.get("include_usage") else None)
-    return text
+    why: Ended = "stop" if stopped or fault.tool_call else "length"
+    finish = "tool_calls" if fault.tool_call else why
+    pace_s = fault.interval_s or interval_s
+    if asked.how.stream:
+        told = usage if asked.how.include_usage else None
+        await _stream(reply, asked, words, finish, told, counters, pace_s)
+    else:
+        if pace_s:
+            await asyncio.sleep(pace_s * len(words))
+        counters.generated_tokens += len(words)
+        await reply.whole(200, _dump(_whole(asked, words, finish, usage)))
+    return "".join(words), why
 
 
 async def _stream(
-    reply: Reply, model: str, kind: str, words: list[str], finish: str, usage: dict[str, Any] | None
+    reply: Reply,
+    asked: Asked,
+    words: list[str],
+    finish: str,
+    usage: dict[str, Any] | None,
+    counters: Counters,
+    pace_s: float,
 ) -> None:
     fault = reply.fault
     headers = [("content-type", "text/event-stream; charset=utf-8")]
     if fault.gzip:
         headers.append(("content-encoding", "gzip"))
     await reply.head(200, headers)
-    base = {"id": f"cmpl-{next(_SERIAL)}", "object": kind, "created": int(time.time()), "model": model}
-    if kind == "chat.completion":
-        base["object"] = "chat.completion.chunk"
+    base = _base(asked, "chat.completion.chunk" if asked.kind == "chat" else "text_completion")
+    prompt = {"prompt_token_ids": ids(asked.prompt)} if asked.how.token_ids else {}
     whole = bytearray()
 
     async def event(value: dict[str, Any] | None) -> None:
@@ -86,13 +101,16 @@ async def _stream(
         else:
             await reply.write(data)
 
-    if kind == "chat.completion":
-        await event({**base, "choices": [_delta({"role": "assistant", "content": ""})]})
+    if asked.kind == "chat":
+        await event({**base, "choices": [_delta({"role": "assistant", "content": ""})], **prompt})
     for index, word in enumerate(words):
-        if fault.interval_s:
-            await asyncio.sleep(fault.interval_s)
-        if kind != "chat.completion":
+        if pace_s:
+            await asyncio.sleep(pace_s)
+        counters.generated_tokens += 1
+        if asked.kind == "text":
             choice = {"index": 0, "text": word, "logprobs": None, "finish_reason": None}
+            if index == 0:
+                choice |= prompt
         elif fault.tool_call:
             call = {"index": 0, "function": {"arguments": word}}
             if index == 0:
@@ -100,8 +118,10 @@ async def _stream(
             choice = _delta({"tool_calls": [call]})
         else:
             choice = _delta({"content": word})
+        if asked.how.token_ids:
+            choice["token_ids"] = [_id(word)]
         await event({**base, "choices": [choice]})
-    last = _delta({}) if kind == "chat.completion" else {"index": 0, "text": "", "logprobs": None}
+    last = _delta({}) if asked.kind == "chat" else {"index": 0, "text": "", "logprobs": None}
     await event({**base, "choices": [{**last, "finish_reason": finish}]})
     if usage is not None:
         await event({**base, "choices": [], "usage": usage})
@@ -116,24 +136,43 @@ def _delta(delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _whole(kind: str, model: str, text: str, finish: str, usage: dict[str, Any]) -> dict[str, Any]:
+def _whole(asked: Asked, words: list[str], finish: str, usage: dict[str, Any]) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
-    if kind != "chat.completion":
+    text = "".join(words)
+    if asked.kind == "text":
         choice["text"] = text
     elif finish == "tool_calls":
         call = {"id": "call_1", "type": "function", "function": {"name": "run", "arguments": text}}
         choice["message"] = {"role": "assistant", "content": None, "tool_calls": [call]}
     else:
         choice["message"] = {"role": "assistant", "content": text}
+    named: dict[str, Any] = {}
+    if asked.how.token_ids:
+        choice["token_ids"] = [_id(word) for word in words]
+        # vLLM names a chat's prompt beside its choices, a completion's in the choice.
+        (named if asked.kind == "chat" else choice)["prompt_token_ids"] = ids(asked.prompt)
+    kind = "chat.completion" if asked.kind == "chat" else "text_completion"
+    return {
+        **_base(asked, kind),
+        "choices": [choice],
+        "usage": usage,
+        "kv_transfer_params": None,
+        **named,
+    }
+
+
+def _base(asked: Asked, kind: str) -> dict[str, Any]:
     return {
         "id": f"cmpl-{next(_SERIAL)}",
         "object": kind,
         "created": int(time.time()),
-        "model": model,
-        "choices": [choice],
-        "usage": usage,
-        "kv_transfer_params": None,
+        "model": asked.model,
     }
+
+
+def _id(word: str) -> int:
+    """A word is a token; of one that a fault made longer, its first bytes."""
+    return ids(word.encode())[0]
 
 
 def _dump(value: object) -> bytes:

@@ -1,6 +1,6 @@
-"""The mock's idea of a model: token counts, a prefix cache, deterministic text, handoff parameters.
+"""The mock's idea of a model: a prefix cache, deterministic text, handoff parameters.
 
-A token is four characters. The text depends only on the prompt, so that two workers given the same prompt answer alike.
+The text depends only on the prompt, so that two workers given the same prompt answer alike.
 Handoff parameters carry a signature that any mock can check: a decoder knows that they came from a mock's prefill, that
 nobody pulled them before (on this decoder), and how old they are.
 """
@@ -13,22 +13,10 @@ import time
 import uuid
 from typing import Any
 
-CHARS_PER_TOKEN = 4
+from .prompt import TOKEN_BYTES
+
 BLOCK_TOKENS = 16
-_BLOCK_CHARS = CHARS_PER_TOKEN * BLOCK_TOKENS
-
-
-def tokens(text: str) -> int:
-    """Tokens of `text`, rounded up."""
-    return -(-len(text) // CHARS_PER_TOKEN)
-
-
-def prompt_text(body: dict[str, Any]) -> str:
-    """The prompt as one string, from `messages` or `prompt`."""
-    if "messages" in body:
-        return "".join(f"<|{message.get('role')}|>{message.get('content')}" for message in body["messages"])
-    prompt = body.get("prompt", "")
-    return prompt if isinstance(prompt, str) else repr(prompt)
+_BLOCK_BYTES = TOKEN_BYTES * BLOCK_TOKENS
 
 
 class PrefixCache:
@@ -40,24 +28,24 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def resident(self, text: str) -> int:
-        """Tokens of `text` that lie in cached whole blocks."""
+    def resident(self, prompt: bytes, salt: str) -> int:
+        """Tokens of `prompt` that lie in cached whole blocks."""
         count = 0
-        for block in _chain(text):
+        for block in _chain(prompt, salt):
             if block not in self._blocks:
                 break
             count += 1
         return count * BLOCK_TOKENS
 
-    def add(self, text: str) -> None:
+    def add(self, text: bytes, salt: str) -> None:
         """Keep every whole block of `text`."""
-        self._blocks.update(_chain(text))
+        self._blocks.update(_chain(text, salt))
 
 
-def _chain(text: str) -> list[int]:
-    found, previous = [], 0
-    for start in range(0, len(text) - _BLOCK_CHARS + 1, _BLOCK_CHARS):
-        previous = hash((previous, text[start : start + _BLOCK_CHARS]))
+def _chain(text: bytes, salt: str) -> list[int]:
+    found, previous = [], hash(salt)
+    for start in range(0, len(text) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
+        previous = hash((previous, text[start : start + _BLOCK_BYTES]))
         found.append(previous)
     return found
 
@@ -74,12 +62,13 @@ class Handoff:
     def issue(self, prompt_tokens: int, port: int) -> dict[str, Any]:
         """The `kv_transfer_params` of a prefill answer, in the shape of vLLM's NIXL connector."""
         serial, issued = next(self._serial), time.time_ns()
+        seal = _seal(self._engine_id, port, serial, issued, prompt_tokens)
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": [list(range(-(-prompt_tokens // BLOCK_TOKENS)))],
             "remote_engine_id": self._engine_id,
-            "remote_request_id": f"{serial}-{issued}-{_seal(self._engine_id, serial, issued, prompt_tokens)}",
+            "remote_request_id": f"{serial}-{issued}-{seal}",
             "remote_host": "127.0.0.1",
             "remote_port": port,
             "remote_num_tokens": prompt_tokens,
@@ -92,11 +81,10 @@ class Handoff:
             raise ValueError("kv_transfer_params is not an object")  # noqa: TRY004
         try:
             engine, ticket = params["remote_engine_id"], params["remote_request_id"]
-            count = params["remote_num_tokens"]
+            count, port = params["remote_num_tokens"], params["remote_port"]
             serial, issued, seal = ticket.split("-")
-            genuine = (
-                seal == _seal(engine, int(serial), int(issued), count) and params["do_remote_prefill"] is True
-            )
+            wanted = _seal(engine, port, int(serial), int(issued), count)
+            genuine = seal == wanted and params["do_remote_prefill"] is True
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"malformed kv_transfer_params: {error!r}") from error
         if not genuine:
@@ -107,13 +95,30 @@ class Handoff:
         return count, (time.time_ns() - int(issued)) / 1e9 > self._lease_s
 
 
-def _seal(engine: str, serial: int, issued: int, count: int) -> str:
-    return hashlib.sha256(f"mock:{engine}:{serial}:{issued}:{count}".encode()).hexdigest()[:16]
+def _seal(engine: str, port: int, serial: int, issued: int, count: int) -> str:
+    return hashlib.sha256(f"mock:{engine}:{port}:{serial}:{issued}:{count}".encode()).hexdigest()[:16]
 
 
-def answer_words(prompt: str, count: int, size: int | None) -> list[str]:
-    """`count` words that follow from the prompt alone; each `size` characters, 4 by default."""
-    stem = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
+def answer_words(prompt: bytes, count: int, *, size: int | None = None, seed: int | None = None) -> list[str]:
+    """`count` words that follow from the prompt and, for a sampled answer, the seed; `size` characters each, else a token."""
+    drawn = b"" if seed is None else b"%d" % seed
+    # A prompt of token ids has zeroes behind its last text.
+    stem = hashlib.sha256(prompt.rstrip(b"\0") + drawn).hexdigest()
     if size is not None:
         return [f"{stem[index % 64]}".ljust(size, "x") for index in range(count)]
     return [f"{stem[index % 64]}{index % 100:02d} " for index in range(count)]
+
+
+def until(words: list[str], stops: tuple[str, ...]) -> tuple[list[str], bool]:
+    """The words up to the first of `stops`, and whether there was one."""
+    text = "".join(words)
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if not found:
+        return words, False
+    left, kept = min(found), []
+    for word in words:
+        if left <= 0:
+            break
+        kept.append(word[:left])
+        left -= len(word)
+    return kept, True

@@ -8,15 +8,21 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, Self
 
+from conserve_workers.tiny.errors import RequestError
+from conserve_workers.tiny.server import parse
+
 from . import answer
-from .engine import BLOCK_TOKENS, Handoff, PrefixCache, prompt_text, tokens
+from .asked import Asked, Kind, prompt, read
+from .engine import BLOCK_TOKENS, Handoff, PrefixCache
 from .fault import Armed, Fault, Leg
-from .http1 import Connection, Gone, Reply, Request
-from .metrics import exposition
+from .http1 import Connection, Cut, Gone, Reply, Request
+from .metrics import Counters, exposition
+from .prompt import count, ids
 from .record import Recorded
 
 Role = Literal["prefiller", "decoder", "both"]
-_COMPLETIONS = {"/v1/chat/completions": "chat.completion", "/v1/completions": "text_completion"}
+_COMPLETIONS: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
+_POSTED = frozenset((*_COMPLETIONS, "/tokenize"))
 
 
 class MockWorker:
@@ -32,9 +38,15 @@ class MockWorker:
         max_model_len: int = 131_072,
         default_tokens: int = 8,
         lease_s: float = 30.0,
+        interval_s: float = 0.0,
+        max_body_bytes: int = 1 << 30,
         remember: bool = True,
     ) -> None:
-        """`default_tokens`: length of an answer to a request without `max_tokens`; `remember=False` for load tests."""
+        """A worker that does not serve yet.
+
+        `default_tokens`: length of an answer to a request without `max_tokens`. `interval_s`: time from one token to the next,
+        where no fault says another. `remember=False`: for load tests.
+        """
         self.role: Role = role
         self.model = model
         self.kv_blocks = kv_blocks
@@ -48,11 +60,15 @@ class MockWorker:
         self.tells: Literal["all", "nothing", "stalls"] = "all"
         self.faults = Armed()
         self._default_tokens = default_tokens
+        self._interval_s = interval_s
+        self._max_body_bytes = max_body_bytes
         self._lease_s = lease_s
         self._remember = remember
         self._connections: set[Connection] = set()
         self._all_gone = asyncio.Event()
         self._all_gone.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._server: asyncio.Server | None = None
         self._arrival = asyncio.Condition()
         self.port = 0
@@ -62,7 +78,7 @@ class MockWorker:
         self.started_at_s = time.time()
         self.cache = PrefixCache()
         self.handoff = Handoff(lease_s=self._lease_s)
-        self.prompt_tokens_by_source = {"local_compute": 0, "local_cache_hit": 0, "external_kv_transfer": 0}
+        self.counters = Counters()
 
     @property
     def url(self) -> str:
@@ -79,6 +95,13 @@ class MockWorker:
             backlog=1024,
         )
         self.port = self._server.sockets[0].getsockname()[1]
+
+    async def drain(self) -> None:
+        """Take no new requests, and wait for those under way."""
+        self.healthy = False
+        if self._server is not None:
+            self._server.close()
+        await self._idle.wait()
 
     async def stop(self) -> None:
         """Refuse new connections and reset those that are open, as a killed process does."""
@@ -123,8 +146,15 @@ class MockWorker:
         return matching()[count - 1]
 
     async def _handle(self, request: Request, reply: Reply) -> None:
-        if request.path in _COMPLETIONS and request.method == "POST":
-            await self._complete(request, reply)
+        if request.path in _POSTED:
+            if request.method != "POST":
+                await reply.whole(405, answer.error(f"{request.method} is not for {request.path}", 405))
+            elif len(request.body) > self._max_body_bytes:
+                await reply.whole(413, answer.error("the body is too large", 413))
+            elif request.path == "/tokenize":
+                await self._tokenize(request, reply)
+            else:
+                await self._complete(request, reply)
         elif request.path == "/health":
             self.probes += 1
             await reply.whole(200 if self.healthy else 503, b"")
@@ -140,6 +170,16 @@ class MockWorker:
             await self._control(request, reply)
         else:
             await reply.whole(404, b'{"detail":"Not Found"}')
+
+    async def _tokenize(self, request: Request, reply: Reply) -> None:
+        try:
+            body = parse.body(request.body)
+            tokens = ids(prompt(body, "chat" if "messages" in body else "text"))
+        except RequestError as refused:
+            await reply.whole(*_refused(refused))
+            return
+        told = {"tokens": tokens, "count": len(tokens), "max_model_len": self.max_model_len}
+        await reply.whole(200, json.dumps(told).encode())
 
     def _models(self) -> dict[str, Any]:
         card = {
@@ -176,13 +216,11 @@ class MockWorker:
 
     async def _complete(self, request: Request, reply: Reply) -> None:
         body: dict[str, Any] = {}
-        problem: str | None = None
+        problem: RequestError | None = None
         try:
-            parsed = json.loads(request.body)
-            body = parsed if isinstance(parsed, dict) else {}
-            problem = None if isinstance(parsed, dict) else "the body is not an object"
-        except ValueError as error:
-            problem = str(error)
+            body = parse.body(request.body)
+        except RequestError as refused:
+            problem = refused
         asked = body.get("kv_transfer_params")
         leg: Leg = (
             "prefill" if isinstance(asked, dict) and asked.get("do_remote_decode") is True else "decode"
@@ -199,20 +237,20 @@ class MockWorker:
         if by_header is not None and (fault := Fault.from_header(by_header)).leg in (None, leg):
             reply.fault = fault
         self.running += 1
+        self._idle.clear()
         try:
             await self._answer(record, reply, problem)
-        except asyncio.CancelledError:
-            record.aborted = True
-            raise
-        except Gone:
+        except (asyncio.CancelledError, Gone):
             record.aborted = True
             raise
         finally:
             self.running -= 1
             record.ended_s = loop.time()
             record.done.set()
+            if not self.running:
+                self._idle.set()
 
-    async def _answer(self, record: Recorded, reply: Reply, problem: str | None) -> None:
+    async def _answer(self, record: Recorded, reply: Reply, problem: RequestError | None) -> None:
         fault = reply.fault
         if fault.latency_s:
             await asyncio.sleep(fault.latency_s)
@@ -223,60 +261,75 @@ class MockWorker:
             made = answer.error(f"mock fault {status}", status) if fault.body is None else fault.body.encode()
             await reply.whole(status, made)
             return
-        if problem is not None:
-            await reply.whole(400, answer.error(problem, 400))
-            return
-        text = prompt_text(record.json)
-        count = tokens(text)
-        refusal = self._refusal(record, count)
-        if refusal is not None:
-            await reply.whole(*refusal)
-            return
-        self._account(record, text, count)
-        if record.leg == "prefill":
-            self.cache.add(text)
-            params = None if fault.no_params else self.handoff.issue(count, self.port)
-            made = answer.prefilled(
-                _COMPLETIONS[record.path], self.model, count, record.cached_tokens, params
+        try:
+            if problem is not None:
+                raise problem
+            asked = read(
+                record.json,
+                _COMPLETIONS[record.path],
+                model=self.model,
+                max_model_len=self.max_model_len,
+                default_tokens=self._default_tokens,
             )
-            await reply.whole(200, made)
+            self._check_leg(record)
+        except RequestError as refused:
+            await reply.whole(*_refused(refused))
             return
-        written = await answer.generate(
-            record, reply, self.model, _COMPLETIONS[record.path], self._default_tokens
-        )
-        self.cache.add(f"{text}<|assistant|>{written}" if "messages" in record.json else text + written)
+        self._account(record, asked)
+        held = -(-count(asked.prompt) // self.block_size)
+        counters = self.counters
+        counters.held_blocks += held
+        try:
+            if record.leg == "prefill":
+                self.cache.add(asked.prompt, asked.salt)
+                counters.ended["length"] += 1
+                counters.generated_tokens += 1
+                params = None if fault.no_params else self.handoff.issue(count(asked.prompt), self.port)
+                await reply.whole(200, answer.prefilled(asked, record.cached_tokens, params))
+                return
+            written, why = await answer.generate(record, reply, asked, counters, self._interval_s)
+            counters.ended[why] += 1
+        except (asyncio.CancelledError, Cut):
+            counters.ended["abort"] += 1
+            raise
+        finally:
+            counters.held_blocks -= held
+        answered = f"<|assistant|>{written}" if asked.kind == "chat" else written
+        self.cache.add(asked.prompt + answered.encode(), asked.salt)
 
-    def _refusal(self, record: Recorded, count: int) -> tuple[int, bytes] | None:
-        """What a real engine would refuse, with its status and body."""
+    def _check_leg(self, record: Recorded) -> None:
+        """What no router may do, and handoffs that fail.
+
+        Raises:
+            RequestError: with what a real engine would answer.
+        """
         body = record.json
-        if body.get("model") not in (None, self.model):
-            return 404, answer.error(f"The model `{body.get('model')}` does not exist.", 404)
-        if count + 1 > self.max_model_len:
-            text = f"This model's maximum context length is {self.max_model_len} tokens, not {count}."
-            return 400, answer.error(text, 400)
-        if body.get("stream_options") is not None and body.get("stream") is not True:
-            return 400, answer.error("Stream options can only be defined when `stream=True`.", 400)
         if record.leg == "prefill":
             if self.role == "decoder":
-                return 500, answer.error("this decoder was sent a prefill leg", 500)
+                raise RequestError("this decoder was sent a prefill leg", status=500)
             if body.get("stream") is True or body.get("max_tokens") != 1:
-                return 400, answer.error("a prefill leg asks for one token, not streamed", 400)
+                raise RequestError("a prefill leg asks for one token, not streamed")
             if body.get("max_completion_tokens") not in (None, 1):
-                return 400, answer.error("a prefill leg asks for one token", 400)
+                raise RequestError("a prefill leg asks for one token")
         elif self.role == "prefiller":
-            return 500, answer.error("this prefiller was sent a decode leg", 500)
+            raise RequestError("this prefiller was sent a decode leg", status=500)
         elif body.get("kv_transfer_params") is not None:
             try:
                 record.transferred_tokens, record.stale = self.handoff.redeem(body["kv_transfer_params"])
             except ValueError as error:
-                return 500, answer.error(f"KV load failed: {error}", 500)
-        return None
+                raise RequestError(f"KV load failed: {error}", status=500) from error
 
-    def _account(self, record: Recorded, text: str, count: int) -> None:
-        record.cached_tokens = min(self.cache.resident(text), count)
-        record.transferred_tokens = min(max(0, record.transferred_tokens - record.cached_tokens), count)
-        record.computed_tokens = count - record.cached_tokens - record.transferred_tokens
-        sources = self.prompt_tokens_by_source
+    def _account(self, record: Recorded, asked: Asked) -> None:
+        length = count(asked.prompt)
+        record.cached_tokens = min(self.cache.resident(asked.prompt, asked.salt), length)
+        record.transferred_tokens = min(max(0, record.transferred_tokens - record.cached_tokens), length)
+        record.computed_tokens = length - record.cached_tokens - record.transferred_tokens
+        sources = self.counters.prompt_tokens_by_source
         sources["local_cache_hit"] += record.cached_tokens
         sources["external_kv_transfer"] += record.transferred_tokens
         sources["local_compute"] += record.computed_tokens
+
+
+def _refused(refused: RequestError) -> tuple[int, bytes]:
+    """Status and body of a refusal."""
+    return refused.status, answer.error(str(refused), refused.status, param=refused.param, code=refused.code)
