@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,16 +16,14 @@ from typing import Any, get_args
 
 import annotated_types
 from library_reference import library_page
+from metrics_reference import families, label_rows, rows, sample
 from paper_page import PAGE, paper_page
 from peer_numbers import against_aims, caption, chart
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from readme_numbers import numbers
 
-from conserve import Router, errors
-from conserve.energy.account import Account
-from conserve.energy.exposition import exposition
-from conserve.proxy.metrics import DoorMetrics
+from conserve import errors
 from conserve.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -134,19 +131,16 @@ def settings_page() -> str:
 
 def metrics_page() -> str:
     """Every metric of the router and of the door."""
-    text = Router().metrics() + DoorMetrics().exposition(in_flight=0, draining=False, dispatched={})
-    text += exposition(Account({}, {}), {})
-    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    helps = re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE)
+    found = families(sample())
     return (
         "# Metrics\n\n"
         "`GET /metrics` and `Router.metrics()` give Prometheus text. The names that begin with `conserve_door_` are the\n"
         "proxy's, `conserve_energy_`, `conserve_power_` and those for joules are of `conserve serve` where there is an energy\n"
-        "counter; the others are the router's and the same in the library.\n\n"
-        + table(
-            ("metric", "kind", "meaning"),
-            ((f"`{name}`", kinds[name], sentence(said)) for name, said in helps),
-        )
+        "counter; the others are the router's and the same in the library. A metric about something that did not happen, or that\n"
+        "nobody told, has no sample. Histograms also have `le`.\n\n"
+        + table(("metric", "kind", "labels", "meaning"), rows(found))
+        + "\n## Labels\n\n"
+        + table(("label", "of", "values"), label_rows(found))
     )
 
 
