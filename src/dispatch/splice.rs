@@ -42,6 +42,13 @@ pub(crate) fn decode_body(body: &Bytes, peek: &Peek, handoff: Option<&[u8]>) -> 
     edits.join()
 }
 
+/// The text with `null` in place of a value.
+pub(crate) fn nulled(text: &Bytes, value: Span) -> Bytes {
+    let mut edits = Edits::new(text);
+    edits.replace(value, b"null");
+    edits.join()
+}
+
 /// True when the router asks for a usage event that the client did not ask for.
 pub(crate) fn hides_usage(peek: &Peek) -> bool {
     let asked = peek

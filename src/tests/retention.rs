@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use super::support::{SECOND, at, booked, fleet, granted, key, wait};
 use crate::config::Config;
 use crate::error::Rejected;
@@ -197,4 +199,83 @@ fn a_newcomer_goes_where_nothing_is_kept() {
         begin(&router, 4, 160, at(5)).is_err(),
         "15 + 10 are above 20"
     );
+}
+
+/// What may happen to a conversation.
+#[derive(Debug, Clone)]
+enum Happening {
+    Begin {
+        number: u128,
+        tokens: u32,
+    },
+    Finish {
+        place: usize,
+        output: u32,
+        cached: Option<u32>,
+    },
+    Drop(usize),
+    Close(u128),
+    Relocate(u128),
+    Pass(u64),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let cached = proptest::option::of(0..400_u32);
+    prop_oneof![
+        4 => (0..4_u128, 1..300_u32).prop_map(|(number, tokens)| Happening::Begin { number, tokens }),
+        4 => (0..4_usize, 0..40_u32, cached)
+            .prop_map(|(place, output, cached)| Happening::Finish { place, output, cached }),
+        1 => (0..4_usize).prop_map(Happening::Drop),
+        1 => (0..4_u128).prop_map(Happening::Close),
+        1 => (0..4_u128).prop_map(Happening::Relocate),
+        2 => (1..60_u64).prop_map(Happening::Pass),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_books_balance_and_end_empty(
+        evict_idle in any::<bool>(),
+        capacities in proptest::collection::vec(5..40_u64, 1..3),
+        happenings in proptest::collection::vec(happening(), 1..60),
+    ) {
+        let router = fleet(Config { evict_idle, ..pinning() }, 0, &capacities);
+        let (mut turns, mut now, mut last) = (Vec::new(), at(1), at(1));
+        for each in happenings {
+            match each {
+                Happening::Begin { number, tokens } => turns.extend(begin(&router, number, tokens, now)),
+                Happening::Finish { place, output, cached } if place < turns.len() => {
+                    let usage = Usage {
+                        prompt: None,
+                        output: Some(Tokens(output)),
+                        cached: cached.map(Tokens),
+                    };
+                    turns.swap_remove(place).finish(usage, now);
+                    last = now;
+                }
+                Happening::Drop(place) if place < turns.len() => drop(turns.swap_remove(place)),
+                Happening::Finish { .. } | Happening::Drop(_) => {}
+                Happening::Close(number) => { router.close(key(number), now); }
+                Happening::Relocate(number) => { router.relocate(key(number), now); }
+                Happening::Pass(seconds) => {
+                    now = now + Duration::from_secs(seconds);
+                    router.tick(now);
+                }
+            }
+            router.check().expect("the accounting identity");
+            for row in router.snapshot(now).workers {
+                prop_assert!(row.booked <= row.capacity.expect("known"));
+            }
+        }
+        turns.clear();
+        for number in 0..4 {
+            router.close(key(number), now);
+        }
+        router.tick(now.max(last) + Duration::from_secs(TTL + 1));
+        for row in router.snapshot(now).workers {
+            prop_assert_eq!((row.booked.get(), row.retained.get()), (0, 0));
+        }
+    }
 }

@@ -12,7 +12,7 @@ from tests.vllm.door import Door, door_over
 from tests.vllm.servers import BLOCK_SIZE, Forge, alone, completion, token_ids
 from tests.vllm.small import KV_BLOCKS, Small, start_small
 
-TTL_S = 12
+TTL_S = 15
 ANSWER = 16
 RECOMPUTED = "conserve_recomputed_tokens_total"
 EVICTED = "conserve_idle_kv_evicted_blocks_total"
@@ -63,6 +63,30 @@ def test_streamed_turns_are_kept_too(forge: Forge, pinning: Small, door: Door) -
     assert not any("kv_transfer_params" in event for event in second.events)
 
 
+def test_cache_loses_a_conversation_whose_booking_is_taken_and_counts_it(
+    forge: Forge, small: Small, tmp_path: Path
+) -> None:
+    with door_over(
+        forge,
+        tmp_path / "door.log",
+        decoders=[small.name],
+        options=small.options(),
+        evict_idle=True,
+        low_watermark=1,
+    ) as door:
+        prompt = token_ids(531, 1100)
+        first = door.turn(completion(prompt), "idle")
+        newcomer = token_ids(532, 1100)
+        assert door.turn(completion(newcomer), "newcomer").token_ids == alone(forge, newcomer)
+        assert door.counter("conserve_evictions_total") == 1, "the booking was taken"
+        prompt = [*prompt, *first.token_ids, *token_ids(533, 20)]
+        second = door.turn(completion(prompt), "idle")
+        assert second.token_ids == alone(forge, prompt)
+        counters = door.fleet()["counters"]
+        assert (counters["relocated"], counters["handoffs"]) == (1, 3), "prefilled and handed over again"
+        door.assert_balanced()
+
+
 def test_pinned_conversation_loses_nothing_and_newcomers_wait(
     forge: Forge, pinning: Small, door: Door
 ) -> None:
@@ -72,6 +96,7 @@ def test_pinned_conversation_loses_nothing_and_newcomers_wait(
     prompt = [*prompt, *first.token_ids, *token_ids(512, 60)]
     second = door.turn(completion(prompt), "idle")
     assert second.token_ids == alone(forge, prompt)
+    assert [turn.body["kv_transfer_params"] for turn in (first, second)] == [None, None]
     held = blocks(len(prompt) + ANSWER)
     # The last block of turn 1 was not full: it is kept for turn 1, and turn 2 has another.
     assert pinning.usage_blocks() == held + 1
@@ -103,27 +128,3 @@ def test_pinned_conversation_loses_nothing_and_newcomers_wait(
         assert waits.result().token_ids == alone(forge, newcomer), "let in when its time was up"
     assert door.counter("conserve_worker_kv_event_batches_missed_total{pin}") == 0
     door.assert_balanced()
-
-
-def test_cache_loses_a_conversation_whose_booking_is_taken_and_counts_it(
-    forge: Forge, small: Small, tmp_path: Path
-) -> None:
-    with door_over(
-        forge,
-        tmp_path / "door.log",
-        decoders=[small.name],
-        options=small.options(),
-        evict_idle=True,
-        low_watermark=1,
-    ) as door:
-        prompt = token_ids(531, 1100)
-        first = door.turn(completion(prompt), "idle")
-        newcomer = token_ids(532, 1100)
-        assert door.turn(completion(newcomer), "newcomer").token_ids == alone(forge, newcomer)
-        assert door.counter("conserve_evictions_total") == 1, "the booking was taken"
-        prompt = [*prompt, *first.token_ids, *token_ids(533, 20)]
-        second = door.turn(completion(prompt), "idle")
-        assert second.token_ids == alone(forge, prompt)
-        counters = door.fleet()["counters"]
-        assert (counters["relocated"], counters["handoffs"]) == (1, 3), "prefilled and handed over again"
-        door.assert_balanced()

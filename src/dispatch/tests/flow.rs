@@ -322,7 +322,13 @@ fn turns_without_a_handoff_ask_the_engine_to_keep_them_where_that_is_set() {
         chat(&format!(",{PARAMS}")),
         "the handoff as it is"
     );
-    first.answered(200, ANSWER).reply(200);
+    let told = ANSWER.replace(r#"{"choices""#, &format!(r#"{{{PARAMS}, "choices""#));
+    let (_, body) = first.answered(200, &told).reply(200);
+    let shown = ANSWER.replace(r#"{"choices""#, r#"{"kv_transfer_params":null, "choices""#);
+    assert_eq!(
+        body, shown,
+        "where its KV lies is not the client's business"
+    );
 
     let mut second = world.open(&TASK, &chat(""));
     assert_eq!(body_of(&second.start().call("d0")), chat(KEPT));

@@ -5,7 +5,7 @@ use bytes::{Bytes, BytesMut};
 use super::{Decoding, Dispatch, Listening, Relaying, State};
 use crate::dispatch::action::{Action, Failure, TimeoutKind};
 use crate::dispatch::answer::{self, Answer};
-use crate::dispatch::connector::{Handoff, Stale};
+use crate::dispatch::connector::{Handoff, MEMBER, Stale};
 use crate::dispatch::headers::{self, Header};
 use crate::dispatch::{splice, sse};
 use crate::error::Phase;
@@ -94,6 +94,15 @@ impl Dispatch {
         asked.flatten().cloned()
     }
 
+    /// The member of a decoder's answer that is not the client's, if there may be one.
+    fn secret_member(&self) -> &'static str {
+        if self.shared.config.retain {
+            MEMBER
+        } else {
+            ""
+        }
+    }
+
     /// The handoff is as old as the lease: its blocks may hold somebody else's KV (I10).
     fn prefill_again(&mut self, decoding: Decoding, now: Timestamp) -> Action {
         self.shared.counters.handoffs_expired.add();
@@ -163,8 +172,14 @@ impl Dispatch {
             200..=299 if headers::is_encoded(headers) => {
                 self.decode_done(decoding, None, status, headers, body, now)
             }
-            200..=299 => match answer::read(body, "") {
-                Ok(answer) => self.decode_done(decoding, Some(&answer), status, headers, body, now),
+            200..=299 => match answer::read(body, self.secret_member()) {
+                Ok(answer) => {
+                    // Where a kept turn lies is between engine and router, who asked for it.
+                    let body = &answer
+                        .handoff
+                        .map_or_else(|| body.clone(), |span| splice::nulled(body, span));
+                    self.decode_done(decoding, Some(&answer), status, headers, body, now)
+                }
                 Err(error) => {
                     let what =
                         format!("answered {status} with something that is not JSON ({error})");
