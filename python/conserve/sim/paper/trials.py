@@ -82,11 +82,12 @@ class Trials:
     def _cell(self, store: Store, workload: str, load: float, policy: str, seed: int) -> Cell:
         rate = load * self.capacity_per_s(store, workload)
         # A rate of four digits says as much, and reads well.
-        return as_cell(Trial(workload, self.recorded, policy, float(f"{rate:.4g}"), seed, self.conversations))
+        rounded = float(f"{rate:.4g}")
+        return as_cell(Trial(workload, self.recorded, policy, rounded, seed, self.count(workload)))
 
     def cells(self, store: Store) -> Iterator[Cell]:
-        """Every run. Those of one workload and seed follow each other: they share what is cached."""
-        for workload in self.workloads:
+        """Every run, long workloads last. Those of one workload and seed follow each other: they share what is cached."""
+        for workload in sorted(self.workloads, key=lambda name: LONGER.get(name, 1)):
             for seed in range(1, self.seeds + 1):
                 for load in self.loads:
                     for policy in self.policies:
