@@ -16,7 +16,7 @@ from conserve.sim.paper.blocks import as_html, as_markdown
 from conserve.sim.paper.plots import draw
 from conserve.sim.paper.report import TITLE, report
 from conserve.sim.paper.run import PARTS, Plan, run
-from conserve.sim.workload import traces_dir
+from conserve.sim.workload import WORKLOADS, traces_dir
 
 __all__ = ["paper"]
 
@@ -28,6 +28,7 @@ def paper(
     out: Annotated[Path, typer.Option(help="Folder of the report and of finished runs.")] = Path("out/paper"),
     small: Annotated[bool, typer.Option("--small", help="Fewer seeds, traces and conversations.")] = False,
     part: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(PARTS)}.")] = None,
+    trace: Annotated[list[str] | None, typer.Option(help="Only this in full mode; all by default.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each setting.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="At once; by default one for each core.")
@@ -44,7 +45,7 @@ def paper(
     """
     console = Console(stderr=True)
     try:
-        plan = _plan(out, small, part, seeds, processes, traces)
+        plan = _plan(out, small, part, trace, seeds, processes, traces)
         with _progress(console) as progress:
             tasks = {}
 
@@ -76,6 +77,7 @@ def _plan(
     out: Path,
     small: bool,
     part: list[str] | None,
+    trace: list[str] | None,
     seeds: int | None,
     processes: int | None,
     traces: Path | None,
@@ -83,6 +85,9 @@ def _plan(
     unknown = set(part or ()) - set(PARTS)
     if unknown:
         raise ConfigError(f"part is {min(unknown)!r}; choose from {', '.join(PARTS)}")
+    strange = set(trace or ()) - set(WORKLOADS)
+    if strange:
+        raise ConfigError(f"trace is {min(strange)!r}; choose from {', '.join(WORKLOADS)}")
     if traces is not None:
         # The worker processes inherit it.
         os.environ["CONSERVE_TRACES"] = str(traces)
@@ -91,6 +96,7 @@ def _plan(
         recorded=traces_dir() is not None,
         small=small,
         parts=tuple(name for name in PARTS if not part or name in part),
+        traces=tuple(name for name in WORKLOADS if name in (trace or ())),
         seeds=seeds,
         **({} if processes is None else {"processes": processes}),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from conserve.sim.paper.blocks import Block, Heading, Paragraph, Table, as_html,
 from conserve.sim.paper.cells import Cell, Store, Values, key_of, run_all
 from conserve.sim.paper.claims import CLAIMS, Verdict
 from conserve.sim.paper.full import Trial, as_cell, capacity_per_s, measure
+from conserve.sim.paper.misled import KNOBS, MEASURES, Misled
 from conserve.sim.paper.mode import SYSTEMS, Setting, paper_conversations
 from conserve.sim.paper.plots import draw
 from conserve.sim.paper.report import report
 from conserve.sim.paper.results import Sample
+from conserve.sim.paper.run import run_cell
 from conserve.sim.paper.trials import Trials
 from conserve.sim.paper.waterfall import ORDERS
 from conserve.sim.run import columns, simulate
@@ -200,9 +203,24 @@ def test_the_command_writes_the_report_and_does_not_run_twice(tmp_path: Path) ->
     assert (tmp_path / "cells.jsonl").read_text(encoding="utf-8").split() == lines
 
 
+def test_every_kind_of_error_begins_at_the_same_point(tmp_path: Path) -> None:
+    misled, store = Misled(seeds=1, conversations=30, recorded=False), Store(tmp_path / "cells.jsonl")
+    run_all(misled.probes(), run_cell, store, processes=1)
+    run_all(misled.cells(store), run_cell, store, processes=1)
+    told = misled.gather(store)
+    assert [(row["knob"], row["measure"]) for row in told["ampd"]] == list(product(KNOBS, MEASURES))
+    for name in MEASURES:
+        lines = {row["knob"]: row["values"] for row in told["ampd"] if row["measure"] == name}
+        assert len({line[0]["mean"] for line in lines.values()}) == 1, "no error is no error of any kind"
+        if name == "ttfet_own_p95_s":
+            assert len({line[-1]["mean"] for line in lines.values()}) > 1, "half the decisions wrong is felt"
+
+
 def test_the_command_names_a_wrong_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sim", "paper", "--part", "figures", "--out", str(tmp_path)]) == 2
     assert "part is 'figures'" in capsys.readouterr().err
+    assert main(["sim", "paper", "--trace", "claude", "--out", str(tmp_path)]) == 2
+    assert "trace is 'claude'" in capsys.readouterr().err
 
 
 def test_a_report_is_the_same_words_on_both_pages() -> None:

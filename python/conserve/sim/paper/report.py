@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from .blocks import Block, Figure, Heading, Listing, Paragraph, Table
 from .claims import CLAIMS, Verdict, judge
 from .full import FLEET, SLOS
+from .misled import ERRORS, MEASURES
 from .results import Json, interval_of
 from .trials import BASE
 
@@ -45,6 +46,8 @@ def report(results: Json) -> list[Block]:
         blocks += _waterfall(results)
     if "claims" in results:
         blocks += [*_claims(results), *_sensitivity(results)]
+    if "errors" in results:
+        blocks += _errors(results)
     if "full" in results:
         blocks += _full(results)
     return blocks
@@ -268,6 +271,48 @@ def _sensitivity(results: Json) -> list[Block]:
         read,
         Paragraph("What a cap of 200 W on the decoders gives each system, against 300 W:"),
         watts,
+    ]
+
+
+def _errors(results: Json) -> list[Block]:
+    told = results["errors"]
+    names = {"ttfet_own_p95_s": "p95 TTFET s", "attained_2x": "attained 2x %", "tokens_per_j": "tokens/J"}
+    rows = tuple(
+        (
+            f"`{row['knob']}`",
+            names[row["measure"]],
+            *(_number(one["mean"]) for one in row["values"]),
+            "—" if row["r2"] is None else f"{row['r2']:.3f}",
+            "—" if row["bend"] is None else _interval(interval_of(row["bend"])),
+        )
+        for row in told["ampd"]
+    )
+    stale = tuple(
+        (row["stale_s"], *(_interval(interval_of(row[name])) for name in MEASURES)) for row in told["strict"]
+    )
+    return [
+        Heading(2, "What errors cost in full mode"),
+        Listing(_command(results, "errors")),
+        Paragraph(
+            f"The reconstruction of AMPD on `{told['workload']}` at load {told['load']:g}, with each kind of error: decisions turned round (`flip`), "
+            "turns sent away (`toremote`), estimated times wrong (`noise`), lengths wrong (`length`). The claim that it "
+            "degrades linearly depends on which is meant. Means over seeds; intervals are in the results file."
+        ),
+        Table(
+            (
+                "error",
+                "measure",
+                *(f"{error:.0%}" for error in ERRORS),
+                "R² of a line",
+                "quadratic coefficient",
+            ),
+            rows,
+            words=2,
+        ),
+        Paragraph(
+            "ConServe predicts nothing, but what it observes may be old. Strict, with news of the fleet up to so many seconds old:"
+        ),
+        Table(("s", *(names[name] for name in MEASURES)), stale),
     ]
 
 

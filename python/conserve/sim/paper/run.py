@@ -7,12 +7,13 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from conserve.sim.compare import POLICIES
+from conserve.sim.compare import POLICIES, SIMULATED
 from conserve.sim.workload import WORKLOADS
 
 from . import full, mode
 from .cells import Cell, Store, Values, code_version, run_all
 from .experiments import Experiments
+from .misled import Misled
 from .trials import Trials, variant
 from .waterfall import Waterfall
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTS", "Plan", "gather", "run"]
 
-PARTS: Final = ("claims", "waterfall", "full")
+PARTS: Final = ("claims", "waterfall", "errors", "full")
 _SMALL_WORKLOADS: Final = ("swebench", "swe-agent", "mini-swe", "tau-bench", "mooncake-chat")
 
 
@@ -38,6 +39,8 @@ class Plan:
     small: bool = False
     parts: tuple[str, ...] = PARTS
     seeds: int | None = None
+    traces: tuple[str, ...] = ()
+    """Only these workloads in full mode."""
     processes: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     @property
@@ -59,13 +62,19 @@ class Plan:
     def trials(self) -> Trials:
         """Full mode."""
         return Trials(
-            workloads=_SMALL_WORKLOADS if self.small else tuple(WORKLOADS),
-            policies=POLICIES,
+            workloads=self.traces or (_SMALL_WORKLOADS if self.small else tuple(WORKLOADS)),
+            policies=SIMULATED,
             loads=full.LOADS[-1:] if self.small else full.LOADS,
             seeds=self.repeats,
             conversations=60 if self.small else 400,
             recorded=self.recorded,
         )
+
+    @property
+    def misled(self) -> Misled:
+        """What errors cost in full mode."""
+        of = self.trials
+        return Misled(of.seeds, of.conversations, of.recorded)
 
 
 def _baseline() -> str:
@@ -105,6 +114,9 @@ def run(plan: Plan, *, done: Callable[[str, int, int], None] | None = None) -> J
         cells("claims", list(plan.experiments.cells()))
     if "waterfall" in plan.parts:
         cells("waterfall", list(plan.waterfall.cells()))
+    if "errors" in plan.parts:
+        cells("load 1", list(plan.misled.probes()))
+        cells("errors", list(plan.misled.cells(store)))
     if "full" in plan.parts:
         cells("load 1", list(plan.trials.probes()))
         cells("full", list(plan.trials.cells(store)))
@@ -128,6 +140,8 @@ def gather(plan: Plan, store: Store) -> Json:
         results["by_watts"] = of.by_watts(store)
     if "waterfall" in plan.parts:
         results["waterfall"] = plan.waterfall.steps(store)
+    if "errors" in plan.parts:
+        results["errors"] = plan.misled.gather(store)
     if "full" in plan.parts:
         trials = plan.trials
         results["full"] = {
