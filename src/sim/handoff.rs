@@ -25,11 +25,10 @@ impl World<'_> {
 
     fn start_fetch(&mut self, conversation: usize, prefiller: usize, from: usize) -> bool {
         let valid = self.job(conversation).valid;
-        let there = self.engines[from].pool().tokens(conversation).min(valid);
-        let here = self.engines[prefiller]
-            .pool()
-            .tokens(conversation)
-            .min(valid);
+        let [there, here] = [from, prefiller].map(|engine| {
+            let pool = self.engines[engine].books(self.now);
+            pool.tokens(conversation).min(valid)
+        });
         if there <= here {
             return false;
         }
@@ -45,6 +44,9 @@ impl World<'_> {
             .books(self.now)
             .take(conversation, valid, None, now);
         let bytes = f64::from(there - found) * self.kv_bytes[from];
+        // What is held now may have been counted on by the steps under way.
+        self.touch(from);
+        self.touch(prefiller);
         // Nothing is computed meanwhile that could hide the transfer.
         let end = self.links.send(from, prefiller, bytes, now, now);
         self.counters.fetches += 1;

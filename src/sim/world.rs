@@ -712,8 +712,9 @@ impl<'a> World<'a> {
     }
 
     fn report_workers(&mut self) {
-        for (engine, id) in self.engines.iter().zip(&self.workers) {
-            let (active, capacity) = (engine.pool().active(), engine.pool().capacity());
+        for (engine, id) in self.engines.iter_mut().zip(&self.workers) {
+            let pool = engine.books(self.now);
+            let (active, capacity) = (pool.active(), pool.capacity());
             let report = WorkerReport {
                 running: Some(engine.running()),
                 waiting: Some(engine.waiting()),

@@ -1,7 +1,7 @@
 //! Runs that can be computed by hand, and runs that must not depend on how they are advanced.
 
-use super::super::{SimResult, WorkloadColumns};
-use super::support::{agents, close, run};
+use super::super::WorkloadColumns;
+use super::support::{agents, close, numbers, run};
 
 /// a40: 11 us a token, 3.5 ns a pair, 1.19 GB of weights and 114,688 bytes a token at 500 GB/s, 5 ms a step.
 const TOKEN: f64 = 11e-6;
@@ -94,42 +94,6 @@ fn a_single_conversation_with_a_handoff_is_the_closed_form() {
             (Some(0), Some(1), 1_000)
         );
     }
-}
-
-/// Everything that a run measured, as numbers.
-fn numbers(result: &SimResult) -> Vec<f64> {
-    let mut all = vec![result.end_s];
-    let mut turns = result.turns.clone();
-    // Turns that end at the same time may be listed in either order.
-    turns.sort_by_key(|row| (row.conversation, row.turn));
-    for row in turns {
-        all.extend([
-            row.admitted_s,
-            row.prefill_start_s,
-            row.first_token_s,
-            row.last_token_s,
-        ]);
-        all.extend([
-            row.gap_mean_s,
-            row.gap_p95_s,
-            row.gap_max_s,
-            row.line_s,
-            row.engine_queue_s,
-        ]);
-        let counts = [
-            row.cached_tokens,
-            row.prefilled_tokens,
-            row.recomputed_tokens,
-            row.preemptions,
-        ];
-        all.extend(counts.map(f64::from));
-    }
-    for row in &result.engines {
-        all.extend(row.joules);
-        all.extend(row.seconds);
-        all.extend([row.steps, row.evicted_tokens, row.preemptions].map(|count| count as f64));
-    }
-    all
 }
 
 #[test]

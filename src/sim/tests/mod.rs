@@ -2,6 +2,9 @@
 
 mod closed_form;
 mod conservation;
+mod fuzz;
+mod interference;
+mod limits;
 mod misled;
 mod presets;
 mod queueing;

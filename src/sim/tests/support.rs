@@ -73,3 +73,39 @@ pub(super) fn close(found: f64, expected: f64, tolerance: f64, what: &str) {
         "{what}: {found} instead of {expected}"
     );
 }
+
+/// Everything that a run measured, as numbers.
+pub(super) fn numbers(result: &SimResult) -> Vec<f64> {
+    let mut all = vec![result.end_s];
+    let mut turns = result.turns.clone();
+    // Turns that end at the same time may be listed in either order.
+    turns.sort_by_key(|row| (row.conversation, row.turn));
+    for row in turns {
+        all.extend([
+            row.admitted_s,
+            row.prefill_start_s,
+            row.first_token_s,
+            row.last_token_s,
+        ]);
+        all.extend([
+            row.gap_mean_s,
+            row.gap_p95_s,
+            row.gap_max_s,
+            row.line_s,
+            row.engine_queue_s,
+        ]);
+        let counts = [
+            row.cached_tokens,
+            row.prefilled_tokens,
+            row.recomputed_tokens,
+            row.preemptions,
+        ];
+        all.extend(counts.map(f64::from));
+    }
+    for row in &result.engines {
+        all.extend(row.joules);
+        all.extend(row.seconds);
+        all.extend([row.steps, row.evicted_tokens, row.preemptions].map(|count| count as f64));
+    }
+    all
+}
