@@ -253,9 +253,11 @@ fn random_scenarios_end_alike_at_once_and_step_by_step() {
     let count = number("CONSERVE_SIM_SCENARIOS").unwrap_or(SCENARIOS);
     for seed in 0..count {
         // A broken invariant panics deep inside and does not know where it is.
-        if let Err(why) = std::panic::catch_unwind(|| both_ways(seed)) {
-            println!("CONSERVE_SIM_SEED={seed}: {}}}", scenario(&mut Draw(seed)));
-            std::panic::resume_unwind(why);
-        }
+        let ran = std::panic::catch_unwind(|| both_ways(seed));
+        assert!(
+            ran.is_ok(),
+            "CONSERVE_SIM_SEED={seed} fails as said above: {}}}",
+            scenario(&mut Draw(seed))
+        );
     }
 }

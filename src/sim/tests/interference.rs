@@ -53,7 +53,10 @@ fn an_append_costs_the_decodes_beside_it_an_order_of_magnitude_less_than_a_full_
             let alone = token_s(decodes + prompts, 0, 0, false);
             let more = |tokens, shares| token_s(decodes, prompts, tokens, shares) / alone - 1.0;
             let (full, append) = (more(1_024, false), more(128, true));
-            println!("{decodes} decodes, {prompts} prompts: full {full:+.3}, append {append:+.3}");
+            assert!(
+                append < 0.02 && full > 8.0 * append,
+                "{decodes} decodes, {prompts} prompts: full {full:+.3}, append {append:+.3}"
+            );
         }
     }
 }

@@ -23,7 +23,7 @@ fn a_gate_that_is_never_reached_changes_nothing() {
         r#""low_watermark": 1.0, "report_interval_s": 0.1"#,
     ] {
         let gated = with(gate, &columns);
-        assert!(gated.turns.iter().all(|row| row.line_s == 0.0), "{gate}");
+        assert!(gated.turns.iter().all(|row| row.line_s < 1e-9), "{gate}");
         for (found, expected) in numbers(&gated).into_iter().zip(&without) {
             close(found, *expected, 1e-9, gate);
         }
@@ -53,7 +53,7 @@ fn a_gate_that_is_reached_moves_the_wait_from_the_engines_to_the_line() {
         small(r#""gate": false, "prefill_backlog_tokens": 1000000000"#),
         small(r#""low_watermark": 0.8"#),
     );
-    assert_eq!(line(&open), 0.0);
+    assert!(line(&open) < 1e-9, "{} s", line(&open));
     assert!(line(&closed) > 1.0, "{} s", line(&closed));
     assert!(
         lost(&closed) <= lost(&open),
