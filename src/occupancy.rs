@@ -303,6 +303,14 @@ impl Occupancy {
         });
     }
 
+    /// What a conversation holds becomes the reservation of its turn until that hands over.
+    pub(crate) fn lend(&self, held: Blocks) {
+        self.pocket().note(Flow {
+            reserved: i64::from(held.get()),
+            running: 0,
+        });
+    }
+
     /// Books `blocks` more without a turn, as far as `capacity` allows; also says who waits.
     pub(crate) fn grow(&self, blocks: Blocks, capacity: Blocks) -> (Blocks, bool) {
         let (taken, somebody_waits) = self.book_some(wide(blocks), capacity);

@@ -244,10 +244,21 @@ impl Engine {
             Decision::Stay | Decision::Wait(_) | Decision::TooLong { .. } => {
                 self.run_at_home(conversation, state, home, asking, now)
             }
-            Decision::Place { .. } => {
+            Decision::Place { decoder, .. } => {
                 let mut asking = *asking;
                 asking.from = Some(home.id);
-                match self.book(&turn, &asking, now) {
+                let mut booked = self.book(&turn, state.blocks, &asking, now);
+                if booked.is_err() && decoder == home.id && self.config.evict_idle {
+                    let growth = (home.block_size().blocks(asking.prompt)).less(state.blocks);
+                    let ceiling = Ceiling::capacity(home.capacity().unwrap_or_default());
+                    let (rank, spare) = (asking.rank(), Some(conversation));
+                    let freed = self.make_room(home, growth, ceiling, rank, spare, now);
+                    booked = self.book(&turn, state.blocks, &asking, now);
+                    if freed.somebody_waits && !asking.waited {
+                        self.serve(now);
+                    }
+                }
+                match booked {
                     Ok(booked) => self.take(Some((conversation, state)), booked, &asking, now),
                     Err(_) => self.run_at_home(conversation, state, home, &asking, now),
                 }

@@ -15,7 +15,7 @@ use crate::event::{Reason, TurnKind};
 use crate::fleet::Worker;
 use crate::occupancy::{Ceiling, Rank, Reservation};
 use crate::placement::{Decision, Shortage, TurnView};
-use crate::units::{Timestamp, Tokens};
+use crate::units::{Blocks, Timestamp, Tokens};
 
 /// A place that is booked but not taken yet.
 pub(crate) struct Booked<'a> {
@@ -67,14 +67,14 @@ impl Engine {
             home: None,
             resident: Tokens(0),
         };
-        let mut booked = self.book(&turn, asking, now);
+        let mut booked = self.book(&turn, Blocks::ZERO, asking, now);
         if self.config.evict_idle
             && (asking.waited || self.line.newcomers() == 0)
             && let Err(Decision::Wait(Shortage::Blocks)) = booked
         {
             let spare = known.map(|(conversation, _)| conversation);
             let freed = self.make_room_somewhere(asking.prompt, spare, now);
-            booked = self.book(&turn, asking, now);
+            booked = self.book(&turn, Blocks::ZERO, asking, now);
             if freed.somebody_waits && !asking.waited {
                 self.serve(now);
             }
@@ -94,10 +94,12 @@ impl Engine {
         }
     }
 
-    /// Books the place that the policy chooses; the decision that stands in the way otherwise.
+    /// Books the place that the policy chooses; the decision that stands in the way otherwise. At its home, which holds
+    /// `held` blocks of the conversation, only what it lacks.
     pub(super) fn book(
         &self,
         turn: &TurnView,
+        held: Blocks,
         asking: &Asking,
         now: Timestamp,
     ) -> Result<Booked<'_>, Decision> {
@@ -120,19 +122,30 @@ impl Engine {
             }
             let decoder = self.fleet.worker(decoder);
             let prefiller = prefiller.map(|id| self.fleet.worker(id));
+            let at_home = turn.home == Some(decoder.id);
             let need = decoder.block_size().blocks(turn.prompt);
+            let need = if at_home { need.less(held) } else { need };
             let ceiling = Ceiling {
                 shared: ceiling,
                 alone,
             };
             // Arriving also for those from the line: a newcomer never takes what growth waits for.
-            let asked = decoder.occupancy.try_reserve(need, ceiling, Rank::Arriving);
+            let rank = if at_home {
+                asking.rank()
+            } else {
+                Rank::Arriving
+            };
+            let asked = decoder.occupancy.try_reserve(need, ceiling, rank);
             if asked.somebody_waits && !asking.waited {
                 self.serve(now);
             }
             if let Some(reservation) = asked.reservation {
-                let admits =
-                    |worker: &Worker| worker.backlog.try_add(compute, worker.backlog_limit);
+                // A conversation with a home is admitted already: the backlog's limit is not asked.
+                let limit = |worker: &Worker| match turn.home {
+                    Some(_) => Tokens(u32::MAX),
+                    None => worker.backlog_limit,
+                };
+                let admits = |worker: &Worker| worker.backlog.try_add(compute, limit(worker));
                 if prefiller.is_none_or(admits) {
                     return Ok(Booked {
                         decoder,
@@ -170,6 +183,8 @@ impl Engine {
                 self.serve(now);
             }
         };
+        // What its conversation holds there already, if the turn does not move it.
+        let mut held = Blocks::ZERO;
         let (conversation, turn) = if let Some((conversation, state)) = known {
             let next = match state.place(decoder.id, asking.waited) {
                 Ok(next) => next,
@@ -182,7 +197,13 @@ impl Engine {
                 give_up(reservation);
                 return Attempt::Again;
             }
-            self.left(state, conversation.last_used(), asking.waited, now);
+            if state.is_on(decoder.id) {
+                held = state.blocks;
+                decoder.occupancy.lend(held);
+            } else {
+                self.left(state, conversation.last_used(), asking.waited, now);
+                decoder.conversations.add(1);
+            }
             (Arc::clone(conversation), next.turn)
         } else {
             let born = State::born(Some(decoder.id));
@@ -192,10 +213,10 @@ impl Engine {
                 return Attempt::Again;
             }
             self.tally.own().opened.add(1);
+            decoder.conversations.add(1);
             (conversation, born.turn)
         };
         conversation.touch(now);
-        decoder.conversations.add(1);
         let first = !conversation.was_pinned();
         let computes = prefiller.unwrap_or(decoder);
         let context = conversation.context();
@@ -214,7 +235,7 @@ impl Engine {
                 None => self.computing(decoder, asking.prompt),
                 Some(_) => Tokens(0),
             },
-            reserved: reservation.hand_to_turn(),
+            reserved: reservation.hand_to_turn().plus(held),
             prompt: asking.prompt,
             context,
             turn: u32::from(turn),

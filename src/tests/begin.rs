@@ -1,7 +1,7 @@
 //! Examples: what a turn gets, and what it leaves.
 
 use super::support::*;
-use crate::config::Config;
+use crate::config::{Config, PolicyKind};
 use crate::conversation::ConversationPhase;
 use crate::error::Rejected;
 use crate::fleet::Role;
@@ -513,4 +513,58 @@ fn a_count_above_the_longest_context_is_not_believed() {
     };
     turn.finish(usage, at(2));
     assert_eq!(booked(&router, 1), 50, "800 tokens: equal to the context");
+}
+
+#[test]
+fn a_prompt_computed_elsewhere_for_its_home_needs_only_what_home_lacks() {
+    let config = |evict_idle| Config {
+        policy: PolicyKind::Disaggregated.into(),
+        evict_idle,
+        ..Config::default()
+    };
+    let router = fleet(config(false), 1, &[100]);
+    run(&router, 1, 60);
+    let next = ask(&router, 1, 70).expect("60 + 10 of 100");
+    assert!(
+        next.route().handoff,
+        "every prompt is computed on the prefiller"
+    );
+    assert_eq!(booked(&router, 1), 70);
+    finish(next);
+    assert_eq!(booked(&router, 1), 70);
+    let conversations = router.snapshot(at(2)).workers[1].conversations;
+    assert_eq!(conversations, 1, "it did not leave");
+    assert!(ask(&router, 1, 101).is_err(), "above the capacity");
+    let mut exact = ask(&router, 1, 100).expect("70 + 30");
+    exact.prefilled(Tokens(95 * 16), at(2));
+    assert_eq!(booked(&router, 1), 95);
+    exact.handed_over(at(2));
+    exact.fail(FailReason::DecoderError, at(2));
+    assert_eq!(booked(&router, 1), 95, "its KV is there");
+
+    // Idle conversations make room for it, as for one at home.
+    let router = fleet(config(true), 1, &[100]);
+    run(&router, 1, 40);
+    run(&router, 2, 40);
+    let next = ask(&router, 1, 70).expect("30 more than 80 of 100: the other one goes");
+    assert!(next.route().handoff);
+    assert_eq!(booked(&router, 1), 70);
+}
+
+#[test]
+fn a_turn_that_waits_to_grow_is_asked_again_where_its_prompt_is_computed() {
+    let config = Config {
+        policy: PolicyKind::Disaggregated.into(),
+        ..Config::default()
+    };
+    let router = fleet(config, 1, &[100]);
+    run(&router, 1, 40);
+    let other = ask(&router, 2, 40).expect("80 of 100");
+    let ticket = wait(&router, 1, 70);
+    other.fail(FailReason::PrefillFailed, at(2));
+    let next = granted(&ticket).expect("the other one left");
+    assert!(next.route().handoff);
+    assert_eq!(booked(&router, 1), 70);
+    finish(next);
+    assert_eq!(booked(&router, 1), 70);
 }
