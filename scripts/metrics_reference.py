@@ -75,6 +75,18 @@ _WORDS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
         "newcomers": "first turns",
         "tail": "turns of conversations that have a decoder",
     },
+    ("how", "conserve_placements_total"): {
+        "local": "the decoder computes the prompt itself",
+        "handoff": "another worker computes it and hands it over",
+        "afresh": "most of the KV was gone, and it was placed as if it were new",
+        "moved": "home was so slow that another computes the whole prompt sooner",
+    },
+    ("why", "conserve_turns_waited_total"): {
+        "room": "for a place",
+        "growth": "for blocks on its own decoder",
+        "placing": "for the turn that brings its conversation to a decoder",
+        "thrash": "its KV is gone and the fleet computes again what it had computed",
+    },
     ("met", "conserve_slo_turns_total"): {"no": "later than the SLO", "yes": "in time"},
     ("met", "conserve_slo_output_tokens_total"): {"no": "later than the SLO", "yes": "in time"},
     ("during", "conserve_door_client_gone_total"): {
@@ -99,6 +111,8 @@ _WORDS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
     },
 }
 """What each value of a label means, for one metric or for any."""
+_MEASURED_LATER: Final = frozenset({"conserve_link_seconds_per_token", "conserve_recommended_prefillers"})
+"""Without labels, and without a sample on a page that a few turns write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +193,9 @@ class _Gpu:
 def rows(found: Mapping[str, Family]) -> Iterator[tuple[str, str, str, str]]:
     """Name, kind, labels and meaning of each metric."""
     for name, family in found.items():
-        if family.labels is None:
+        if family.labels is None and name not in _MEASURED_LATER:
             raise ValueError(f"{name} has no sample to read its labels from")
-        labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
+        labels = ", ".join(f"`{label}`" for label in family.labels or ()) or "–"
         yield f"`{name}`", family.kind, labels, family.said
 
 

@@ -20,6 +20,9 @@ use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
 pub(crate) enum Queue {
     /// For a decoder: new conversations, and those that lost theirs.
     Newcomers,
+    /// The same, before all new ones: their KV is gone and the fleet is busy computing such again. Once in the line they
+    /// are among the newcomers.
+    Returning,
     /// For blocks on the decoder that the conversation is pinned to.
     Growth(WorkerId),
     /// For the turn that brings the conversation to its decoder.
@@ -75,7 +78,10 @@ pub(crate) struct Waiter {
     pub(crate) cell: Arc<Cell>,
 }
 
-/// The queues, each in order of arrival.
+/// Tickets of those who return have lower numbers.
+const AFTER_RETURNING: u64 = 1 << 62;
+
+/// The queues, each in order of arrival; those who return come before all others.
 #[derive(Debug, Default)]
 pub(crate) struct Queues {
     next: u64,
@@ -89,14 +95,18 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    pub(crate) fn ticket_number(&mut self) -> u64 {
+    /// The number decides the order within a queue.
+    pub(crate) fn ticket_number(&mut self, queue: Queue) -> u64 {
         self.next += 1;
-        self.next
+        match queue {
+            Queue::Returning => self.next,
+            Queue::Newcomers | Queue::Growth(_) | Queue::Followers => AFTER_RETURNING + self.next,
+        }
     }
 
     pub(crate) fn push(&mut self, queue: Queue, number: u64, waiter: Waiter) {
         match queue {
-            Queue::Newcomers => self.newcomers.insert(number, waiter),
+            Queue::Newcomers | Queue::Returning => self.newcomers.insert(number, waiter),
             Queue::Growth(decoder) => self.growth.insert((decoder, number), waiter),
             Queue::Followers => self.followers.insert((waiter.key, number), waiter),
         };

@@ -3,10 +3,12 @@
 //! Promises: a `Config` that passed [`Config::validate`] needs no further check anywhere.
 //! Leaves to others: where the values come from (environment, arguments).
 
+mod follow_kv;
 mod policy;
 
 use std::time::Duration;
 
+pub use self::follow_kv::{FollowKvOptions, Handoff};
 pub use self::policy::{
     AmpdOptions, AmpdRule, DeflectOptions, PolicyChoice, PolicyError, PolicyKind, PpdOptions,
     Remote,
@@ -35,6 +37,12 @@ pub struct Config {
     pub idle_timeout: Option<Duration>,
     /// Under pressure, take the booking of the longest idle conversations of a decoder.
     pub evict_idle: bool,
+    /// A turn of a pinned conversation waits until its growth fits the books of its decoder. If not, it runs and takes
+    /// the room of the longest idle, from their tails and without their pins, as the engine takes their KV.
+    pub tail_waits: bool,
+    /// `evict_idle` rests while more than this share of the prompt tokens that are computed had been computed before:
+    /// what is evicted is needed again.
+    pub evict_idle_below: f64,
     /// Conversations held at once; more are shed.
     pub max_conversations: usize,
     /// Tokens in a KV block of a worker that does not report its own.
@@ -61,6 +69,8 @@ impl Default for Config {
             queue_timeout: Duration::from_secs(30),
             idle_timeout: Some(Duration::from_secs(3600)),
             evict_idle: false,
+            tail_waits: true,
+            evict_idle_below: 1.0,
             max_conversations: 4_000_000,
             block_size: BlockSize::DEFAULT,
             report_stale_after: Duration::from_secs(10),
@@ -83,6 +93,10 @@ impl Config {
         if !(self.low_watermark > 0.0 && self.low_watermark <= 1.0) {
             let value = self.low_watermark.to_string();
             return refuse("low_watermark", value, "above 0 and at most 1");
+        }
+        if !(0.0..=1.0).contains(&self.evict_idle_below) {
+            let value = self.evict_idle_below.to_string();
+            return refuse("evict_idle_below", value, "0 to 1");
         }
         if self.prefill_backlog_tokens == Tokens(0) {
             return refuse("prefill_backlog_tokens", "0".to_owned(), "at least 1");

@@ -270,6 +270,8 @@ pub(crate) struct Conversation {
     tokens: Counter,
     /// Tokens of its last finished turn, prompt and answer; 0 before the first.
     context: Counter,
+    /// Of these, tokens whose KV its decoder did not say to have evicted.
+    resident: Counter,
 }
 
 impl Conversation {
@@ -282,6 +284,7 @@ impl Conversation {
             charged_uj: Counter::default(),
             tokens: Counter::default(),
             context: Counter::default(),
+            resident: Counter::default(),
         }
     }
 
@@ -289,7 +292,18 @@ impl Conversation {
         Tokens(u32::try_from(self.context.get()).unwrap_or(u32::MAX))
     }
 
+    pub(crate) fn resident(&self) -> Tokens {
+        Tokens(u32::try_from(self.resident.get()).unwrap_or(u32::MAX))
+    }
+
+    /// Its decoder evicted so many.
+    pub(crate) fn lose_resident(&self, tokens: Tokens) {
+        let left = self.resident.get().saturating_sub(u64::from(tokens.0));
+        self.resident.set(left);
+    }
+
     pub(crate) fn set_context(&self, tokens: Tokens) {
+        self.resident.set(u64::from(tokens.0));
         self.context.set(u64::from(tokens.0));
     }
 

@@ -91,6 +91,20 @@ pub enum Reason {
         /// Estimated cost at the place compared with.
         instead_of_ms: f64,
     },
+    /// Home is estimated to be so slow that another computes the whole prompt sooner.
+    Moved {
+        /// Estimated cost at the new home, in milliseconds.
+        cost_ms: f64,
+        /// Estimated cost at the old one.
+        instead_of_ms: f64,
+    },
+    /// Most of its KV is gone: it is placed as if it were new.
+    KvGone {
+        /// Tokens that the old home still held.
+        resident: Tokens,
+        /// Tokens of the prompt.
+        prompt: Tokens,
+    },
 }
 
 impl fmt::Display for Reason {
@@ -137,6 +151,16 @@ impl fmt::Display for Reason {
                     f,
                     "estimated {cost_ms:.0} ms here, {instead_of_ms:.0} ms elsewhere"
                 )
+            }
+            Self::Moved {
+                cost_ms,
+                instead_of_ms,
+            } => write!(
+                f,
+                "moved: estimated {cost_ms:.0} ms here with the whole prompt, {instead_of_ms:.0} ms at home"
+            ),
+            Self::KvGone { resident, prompt } => {
+                write!(f, "placed afresh: home held {resident} of {prompt} tokens")
             }
         }
     }

@@ -186,6 +186,8 @@ pub(crate) struct Worker {
     pub(crate) idle_evicted: Counter,
     /// Blocks that it keeps although no conversation holds them.
     pub(crate) retained: Retained,
+    /// 1 once it told what its cache took in or let go.
+    told_evictions: Counter,
 }
 
 impl Worker {
@@ -296,6 +298,15 @@ impl Worker {
         });
     }
 
+    /// Whether it tells what it evicts.
+    pub(crate) fn tells_evictions(&self) -> bool {
+        self.told_evictions.get() > 0
+    }
+
+    pub(crate) fn note_told_evictions(&self) {
+        self.told_evictions.set(1);
+    }
+
     /// Blocks in its prefix cache, and batches of KV events missed for good.
     pub(crate) fn resident(&self) -> (Option<Blocks>, u64) {
         let residency = self.residency.lock();
@@ -354,40 +365,40 @@ impl Misses {
     }
 }
 
-/// Prompt tokens per second, as observed at one prefiller.
+/// Prompt tokens per second, as observed at one worker, over the last twenty prompts or so; what it does besides is in it.
 #[derive(Debug, Default)]
 pub(crate) struct Throughput {
     last_done: Counter,
-    /// Bits of an `f64`; 0 while nothing was observed.
-    rate: Counter,
+    /// Bits of an `f64`: tokens, and the seconds that they took, each older prompt counting less.
+    tokens: Counter,
+    seconds: Counter,
 }
 
 impl Throughput {
     /// Shorter prompts tell about fixed costs, not about throughput.
     const TELLING: Tokens = Tokens(256);
-    const WEIGHT: f64 = 0.2;
+    const FADES: f64 = 0.95;
 
     pub(crate) fn get(&self) -> Option<f64> {
-        match self.rate.get() {
-            0 => None,
-            bits => Some(f64::from_bits(bits)),
-        }
+        let seconds = f64::from_bits(self.seconds.get());
+        (seconds > 0.0).then(|| f64::from_bits(self.tokens.get()) / seconds)
     }
 
-    /// A prompt that was sent at `started` is computed. The prefiller worked on it since then, or
-    /// since it was done with the one before.
+    /// A prompt that was sent at `started` is computed. The worker was busy with it since then, or
+    /// since it was done with the one before: of two that are done together the second took no time.
     pub(crate) fn done(&self, prompt: Tokens, started: Timestamp, now: Timestamp) {
-        let before = Timestamp(self.last_done.get());
-        self.last_done.set(now.0);
-        let span = now.since(started.max(before));
-        if prompt < Self::TELLING || span == Duration::ZERO {
+        if prompt < Self::TELLING {
             return;
         }
-        let sample = f64::from(prompt.0) / span.as_secs_f64();
-        let rate = self
-            .get()
-            .map_or(sample, |old| old + Self::WEIGHT * (sample - old));
-        self.rate.set(rate.to_bits());
+        let before = Timestamp(self.last_done.get());
+        self.last_done.set(now.0);
+        let span = now.since(started.max(before)).as_secs_f64();
+        let fold = |sum: &Counter, more: f64| {
+            let sum_now = Self::FADES * f64::from_bits(sum.get()) + more;
+            sum.set(sum_now.to_bits());
+        };
+        fold(&self.tokens, f64::from(prompt.0));
+        fold(&self.seconds, span);
     }
 }
 
@@ -502,6 +513,7 @@ impl Fleet {
             residency: Mutex::new(Residency::default()),
             idle_evicted: Counter::default(),
             retained: Retained::new(),
+            told_evictions: Counter::default(),
         };
         worker.occupancy.flag(NEWCOMERS_WAIT, joined.newcomers_wait);
         worker.backlog.flag(joined.newcomers_wait);

@@ -73,6 +73,7 @@ mod recent;
 pub mod report;
 pub mod residency;
 mod retained;
+pub mod roles;
 pub mod router;
 #[cfg(feature = "sim")]
 pub mod sim;

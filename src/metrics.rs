@@ -12,7 +12,7 @@ use std::time::Duration;
 pub use self::tiers::Slo;
 use self::tiers::Tiers;
 use crate::event::{CloseReason, Event, FailReason, Observer, TurnKind, Usage};
-use crate::router::{Snapshot, WorkerRow};
+use crate::router::{Snapshot, Totals, WorkerRow};
 use crate::sync::{Counter, Padded, STRIPES, stripe};
 
 /// Upper bounds in milliseconds.
@@ -146,6 +146,8 @@ impl Metrics {
         self.render_turns(&mut text);
         self.render_conversations(&mut text);
         self.tiers.render(&mut text);
+        render_placements(&mut text, &snapshot.totals);
+        render_measures(&mut text, snapshot);
         render_gauges(&mut text, snapshot);
         render_reports(&mut text, snapshot);
         render_work(&mut text, snapshot);
@@ -301,7 +303,39 @@ fn millis(bound: u64) -> String {
     format!("{}", Duration::from_millis(bound).as_secs_f64())
 }
 
-fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
+fn render_placements(text: &mut Text, totals: &Totals) {
+    let name = "conserve_placements_total";
+    text.head(
+        name,
+        "counter",
+        "Places given to conversations: the decoder computes the prompt, or takes it over, or KV was gone, or home was slow.",
+    );
+    for (how, count) in [
+        ("local", totals.placed_local),
+        ("handoff", totals.placed_handoff),
+        ("afresh", totals.placed_afresh),
+        ("moved", totals.placed_moved),
+    ] {
+        text.line(name, &[("how", how)], count);
+    }
+    let name = "conserve_turns_waited_total";
+    text.head(
+        name,
+        "counter",
+        "Turns that joined the line: for a place, for their growth, for their conversation's place, or because the fleet thrashes.",
+    );
+    for (why, count) in [
+        ("room", totals.waits_room),
+        ("growth", totals.waits_growth),
+        ("placing", totals.waits_placing),
+        ("thrash", totals.waits_thrash),
+    ] {
+        text.line(name, &[("why", why)], count);
+    }
+}
+
+/// What the router measured of the fleet as a whole, and what it advises.
+fn render_measures(text: &mut Text, snapshot: &Snapshot) {
     text.head(
         "conserve_recomputed_share",
         "gauge",
@@ -310,6 +344,25 @@ fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
     if let Some(share) = snapshot.recomputed_share {
         text.line("conserve_recomputed_share", &[], share);
     }
+    text.head(
+        "conserve_link_seconds_per_token",
+        "gauge",
+        "What a handoff takes for each token, as observed.",
+    );
+    if let Some(ms) = snapshot.link_ms_per_token {
+        text.line("conserve_link_seconds_per_token", &[], ms / 1e3);
+    }
+    text.head(
+        "conserve_recommended_prefillers",
+        "gauge",
+        "Of equal workers, how many should only compute prompts, by the gap between tokens that this would give.",
+    );
+    if let Some(advice) = snapshot.advice {
+        text.line("conserve_recommended_prefillers", &[], advice.prefillers);
+    }
+}
+
+fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
     let held = snapshot.conversations;
     text.one(
         "conserve_conversations",

@@ -360,6 +360,13 @@ impl Reservation<'_> {
         blocks
     }
 
+    /// As much of `wanted` as fits under `capacity`; also says who waits.
+    pub(crate) fn resized(mut self, wanted: Blocks, capacity: Blocks) -> (Self, bool) {
+        let (kept, somebody_waits) = self.occupancy.resize(self.blocks, wanted, capacity);
+        self.blocks = kept;
+        (self, somebody_waits)
+    }
+
     /// Gives the blocks back now and says whether somebody waits for them.
     pub(crate) fn cancel(self) -> bool {
         let (occupancy, blocks) = (self.occupancy, self.hand_to_turn());

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use crate::sync::Counter;
+use crate::units::Tokens;
 
 /// Bits of an `f64`; 0 while nothing was observed.
 #[derive(Debug, Default)]
@@ -31,6 +32,61 @@ impl StepTime {
     }
 }
 
+/// Tokens that new conversations find computed: the head that their first prompts share.
+#[derive(Debug, Default)]
+pub(crate) struct SharedHead(Counter);
+
+impl SharedHead {
+    const WEIGHT: f64 = 0.1;
+
+    pub(crate) fn get(&self) -> Tokens {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a mean of token counts"
+        )]
+        Tokens(f64::from_bits(self.0.get()) as u32)
+    }
+
+    /// A first prompt found so many.
+    pub(crate) fn observe(&self, cached: Tokens) {
+        let mean = f64::from_bits(self.0.get());
+        let mean = mean + Self::WEIGHT * (f64::from(cached.0) - mean);
+        self.0.set(mean.to_bits());
+    }
+}
+
+/// Milliseconds for each token of a handoff, over all links. A short one tells about fixed costs.
+#[derive(Debug, Default)]
+pub(crate) struct LinkTime(Counter);
+
+impl LinkTime {
+    const TELLING: Tokens = Tokens(2_048);
+    /// What a handoff takes before its first token.
+    const FIXED_MS: f64 = 5.0;
+    const WEIGHT: f64 = 0.1;
+
+    pub(crate) fn ms_per_token(&self) -> Option<f64> {
+        match self.0.get() {
+            0 => None,
+            bits => Some(f64::from_bits(bits)),
+        }
+    }
+
+    /// The KV of so many tokens was on its way for that long, its waits included.
+    pub(crate) fn observe(&self, tokens: Tokens, took: Duration) {
+        if tokens < Self::TELLING {
+            return;
+        }
+        let ms = (took.as_secs_f64() * 1e3 - Self::FIXED_MS).max(0.0) / f64::from(tokens.0);
+        let mean = self
+            .ms_per_token()
+            .map_or(ms, |mean| mean + Self::WEIGHT * (ms - mean));
+        // The smallest number above 0 tells that something was observed.
+        self.0.set(mean.max(f64::MIN_POSITIVE).to_bits());
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -43,5 +99,17 @@ mod tests {
         assert_eq!(steps.get(), Some(10.0));
         steps.observe(Duration::from_millis(20));
         assert_eq!(steps.get(), Some(12.0), "10 + 0.2 x 10");
+    }
+
+    #[test]
+    fn a_handoff_tells_what_a_token_takes_if_it_is_long_enough() {
+        let link = LinkTime::default();
+        link.observe(Tokens(2_047), Duration::from_secs(1));
+        assert_eq!(link.ms_per_token(), None, "2047 < 2048 tokens tell nothing");
+        link.observe(Tokens(2_500), Duration::from_millis(55));
+        assert_eq!(link.ms_per_token(), Some(0.02), "(55 - 5) / 2500");
+        link.observe(Tokens(2_500), Duration::from_millis(5));
+        let later = link.ms_per_token().expect("observed");
+        assert!((later - 0.018).abs() < 1e-12, "0.02 - 0.1 x 0.02");
     }
 }

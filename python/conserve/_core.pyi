@@ -201,6 +201,8 @@ class Router:
         queue_timeout_s: longest wait in line where a turn names none.
         idle_timeout_s: `sweep` frees conversations not used for this long; None keeps them until `close`.
         evict_idle: under pressure, unbook the least recently used idle conversations of a decoder.
+        tail_waits: a later turn waits until its growth fits the books; if not, it runs and the engine evicts for it.
+        evict_idle_below: evict_idle rests while more than this share of the computed prompt tokens is computed again.
         max_conversations: bound on the conversations remembered.
         block_size: tokens in one KV block, where a decoder does not say.
         slo_ttft_ms: a turn whose first token comes later is no goodput; None: any time will do.
@@ -234,6 +236,8 @@ class Router:
         queue_timeout_s: float = 30.0,
         idle_timeout_s: float | None = 3600.0,
         evict_idle: bool = False,
+        tail_waits: bool = True,
+        evict_idle_below: float = 1.0,
         max_conversations: int = 4_000_000,
         block_size: int = 16,
         slo_ttft_ms: float | None = None,
@@ -997,6 +1001,13 @@ class _Counters(TypedDict):
     fetches: int
     moves: int
     abandoned_handoffs: int
+    placed_local: int
+    placed_handoff: int
+    placed_afresh: int
+    placed_moved: int
+    waits_room: int
+    waits_thrash: int
+    waits_growth: int
     flips: int
     transferred_bytes: float
     link_busy_s: float

@@ -211,6 +211,13 @@ class Settings(BaseSettings):
     evict_idle: bool = Field(
         False, description="Under pressure, free idle conversations' blocks, oldest first."
     )
+    tail_waits: bool = Field(
+        True,
+        description="A later turn waits until its growth fits the books; if not, it runs and the engine evicts for it.",
+    )
+    evict_idle_below: float = Field(
+        1.0, ge=0, le=1, description="Eviction rests while a larger share of prompts is computed again."
+    )
     max_conversations: int = Field(4_000_000, ge=1, description="Conversations remembered.")
     block_size: int = Field(
         16, ge=1, le=65_536, description="Tokens in a KV block, where a worker does not say."
@@ -334,6 +341,8 @@ class Settings(BaseSettings):
             queue_timeout_s=self.queue_timeout_s,
             idle_timeout_s=self.idle_timeout_s,
             evict_idle=self.evict_idle,
+            tail_waits=self.tail_waits,
+            evict_idle_below=self.evict_idle_below,
             max_conversations=self.max_conversations,
             block_size=self.block_size,
             slo_ttft_ms=self.slo_ttft_ms,

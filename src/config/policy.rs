@@ -7,6 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::follow_kv::FollowKvOptions;
 use crate::units::Tokens;
 
 /// Which rule places conversations.
@@ -79,7 +80,8 @@ impl PolicyKind {
     #[must_use]
     pub const fn options(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::Strict | Self::FollowKv | Self::Collocated | Self::CollocatedSpread => &[],
+            Self::Strict | Self::Collocated | Self::CollocatedSpread => &[],
+            Self::FollowKv => super::follow_kv::OPTIONS,
             Self::Disaggregated => REMOTE,
             Self::Ppd => PPD,
             Self::Ampd => AMPD,
@@ -343,7 +345,7 @@ pub enum PolicyChoice {
     #[default]
     Strict,
     /// See [`PolicyKind::FollowKv`].
-    FollowKv,
+    FollowKv(FollowKvOptions),
     /// See [`PolicyKind::Collocated`].
     Collocated,
     /// See [`PolicyKind::CollocatedSpread`].
@@ -362,7 +364,7 @@ impl From<PolicyKind> for PolicyChoice {
     fn from(kind: PolicyKind) -> Self {
         match kind {
             PolicyKind::Strict => Self::Strict,
-            PolicyKind::FollowKv => Self::FollowKv,
+            PolicyKind::FollowKv => Self::FollowKv(FollowKvOptions::default()),
             PolicyKind::Collocated => Self::Collocated,
             PolicyKind::CollocatedSpread => Self::CollocatedSpread,
             PolicyKind::Disaggregated => Self::Disaggregated(Remote::default()),
@@ -379,7 +381,7 @@ impl PolicyChoice {
     pub const fn kind(&self) -> PolicyKind {
         match self {
             Self::Strict => PolicyKind::Strict,
-            Self::FollowKv => PolicyKind::FollowKv,
+            Self::FollowKv(_) => PolicyKind::FollowKv,
             Self::Collocated => PolicyKind::Collocated,
             Self::CollocatedSpread => PolicyKind::CollocatedSpread,
             Self::Disaggregated(_) => PolicyKind::Disaggregated,
@@ -392,7 +394,7 @@ impl PolicyChoice {
     /// How later turns are computed on a prefiller, for a policy that does that.
     pub const fn remote_mut(&mut self) -> Option<&mut Remote> {
         match self {
-            Self::Strict | Self::FollowKv | Self::Collocated | Self::CollocatedSpread => None,
+            Self::Strict | Self::FollowKv(_) | Self::Collocated | Self::CollocatedSpread => None,
             Self::Disaggregated(remote) => Some(remote),
             Self::Ppd(options) => Some(&mut options.remote),
             Self::Ampd(options) => Some(&mut options.remote),
@@ -463,7 +465,8 @@ impl PolicyChoice {
         };
         let value = value.trim();
         let set = match self {
-            Self::Strict | Self::FollowKv | Self::Collocated | Self::CollocatedSpread => None,
+            Self::Strict | Self::Collocated | Self::CollocatedSpread => None,
+            Self::FollowKv(options) => options.set(option, value),
             Self::Disaggregated(remote) => remote.set(option, value),
             Self::Ppd(options) => match *option {
                 "threshold" => tokens(value).map(|threshold| options.threshold = threshold),
@@ -566,7 +569,8 @@ impl FromStr for PolicyChoice {
 impl fmt::Display for PolicyChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = match self {
-            Self::Strict | Self::FollowKv | Self::Collocated | Self::CollocatedSpread => Vec::new(),
+            Self::Strict | Self::Collocated | Self::CollocatedSpread => Vec::new(),
+            Self::FollowKv(options) => options.unusual(),
             Self::Disaggregated(remote) => remote.unusual(),
             Self::Ppd(options) => {
                 let mut parts = vec![Count(options.threshold).to_string()];

@@ -1,46 +1,34 @@
 //! A conversation lives where its KV is; it leaves only where that is observed to be cheaper.
 //!
-//! A first prompt is computed elsewhere, with one handoff, if that saves a fifth and 20 ms; a turn that has lost most of its
-//! KV is placed afresh if home is fuller or slower; a turn that finds its KV moves, with one handoff, only if home is
-//! observed to be more than twice as slow. Nothing is predicted: costs are of prompt tokens that are there now.
+//! A first prompt is computed elsewhere, with one handoff, if that saves enough; a turn that has lost most of its KV is
+//! placed afresh if home is fuller or slower, or waits in line while the fleet computes again what it had computed; a turn
+//! that finds its KV leaves it only if home is observed to be so slow that another computes the whole prompt sooner. Nothing is predicted: costs are of
+//! prompt tokens that are there now, at measured speeds.
 //!
-//! Not here: waiting of turns whose KV is gone while the fleet thrashes, and shortest-first order (the worker's queue).
+//! Leaves to others: in which order a worker takes its prompts.
 
-use super::rank::{able_prefillers, choose_decoder};
+use super::rank::{DecoderChoice, able_prefillers, choose_decoder_among};
 use super::strict::Strict;
 use super::{Decision, Observed, Policy, TurnView, WorkerView};
+use crate::config::{FollowKvOptions, Handoff, PolicyChoice};
 use crate::event::Reason;
-use crate::units::WorkerId;
+use crate::fleet::Role;
+use crate::units::{Tokens, WorkerId};
 
-/// A prompt with fewer new tokens is computed where it lives: a handoff costs more than it saves.
-const WORTH_A_HANDOFF: u32 = 512;
-/// A prefiller must cost less than this share of the decoder itself, and `HANDOFF_SAVES_MS` less.
-const HANDOFF_SHARE: f64 = 0.8;
-const HANDOFF_SAVES_MS: f64 = 20.0;
-/// A worker that also holds conversations computes for others only below this share of its blocks.
-const HELPER_FILL: f64 = 0.9;
-/// With so many new tokens, and no more than half of the prompt resident, a turn has nothing to lose.
-const KV_GONE_FROM: u32 = 2_048;
-/// Home is fuller by this share of its blocks, or costs more than 1 / 0.7 of the other.
-const FULLER: f64 = 0.1;
-const AFRESH_SHARE: f64 = 0.7;
-/// A pin moves if the other costs less than half, and half a second less.
-const MOVE_SHARE: f64 = 0.5;
-const MOVE_SAVES_MS: f64 = 500.0;
-/// Of a prompt token where no throughput was observed, and of one over a link: 114,688 bytes at 10 GB/s.
+/// Of a prompt token where no throughput was observed anywhere.
 const UNKNOWN_MS_PER_TOKEN: f64 = 0.02;
-const LINK_MS_PER_TOKEN: f64 = 0.0115;
-const LINK_MS: f64 = 5.0;
-/// Share of a prompt's time that it takes from each turn running there.
-const STALL: f64 = 0.5;
 
 /// See the module.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct FollowKv;
+pub(crate) struct FollowKv(pub(crate) FollowKvOptions);
 
 impl Policy for FollowKv {
     fn name(&self) -> &'static str {
         "follow-kv"
+    }
+
+    fn variant(&self) -> String {
+        PolicyChoice::FollowKv(self.0).to_string()
     }
 
     fn is_sticky(&self) -> bool {
@@ -48,13 +36,13 @@ impl Policy for FollowKv {
     }
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
-        let costs = Costs::of(fleet);
+        let rule = Rule::new(self.0, fleet);
         match turn
             .home
             .and_then(|home| fleet.workers.iter().find(|worker| worker.id == home))
         {
-            Some(home) => on_turn(turn, home, fleet, &costs),
-            None => on_arrival(turn, fleet, &costs),
+            Some(home) => rule.on_turn(turn, home),
+            None => rule.on_arrival(turn),
         }
     }
 
@@ -68,13 +56,16 @@ impl Policy for FollowKv {
     }
 }
 
-/// What a prompt token costs where nothing was observed: as at the fastest worker that was.
-struct Costs {
+/// The options, over what is observed now.
+struct Rule<'a> {
+    set: FollowKvOptions,
+    fleet: &'a Observed,
+    /// Of a prompt token where none was observed, ms: as at the fastest worker that was.
     unknown: f64,
 }
 
-impl Costs {
-    fn of(fleet: &Observed) -> Self {
+impl<'a> Rule<'a> {
+    fn new(set: FollowKvOptions, fleet: &'a Observed) -> Self {
         let known = fleet
             .workers
             .iter()
@@ -85,102 +76,180 @@ impl Costs {
         } else {
             UNKNOWN_MS_PER_TOKEN
         };
-        Self { unknown }
+        Self {
+            set,
+            fleet,
+            unknown,
+        }
     }
 
     /// Of `new` prompt tokens at a worker, in ms: its own wait, and the stall it puts on the turns there.
-    fn at(&self, worker: &WorkerView, new: u32) -> f64 {
+    fn cost(&self, worker: &WorkerView, new: u32) -> f64 {
         let per_token = worker
             .tokens_per_s
             .filter(|rate| *rate > 0.0)
             .map_or(self.unknown, |rate| 1_000.0 / rate);
-        let (queued, new) = (f64::from(worker.queued.0), f64::from(new));
-        (queued + new + STALL * f64::from(worker.running) * new) * per_token
+        let (ahead, new) = (
+            f64::from(worker.queued.0) + f64::from(worker.computing.0),
+            f64::from(new),
+        );
+        (ahead + new + self.set.stall * f64::from(worker.running) * new) * per_token
+    }
+
+    /// What a worker that never held the conversation computes: not the head that prompts share.
+    fn unseen(&self, turn: &TurnView) -> Tokens {
+        Tokens(turn.prompt.0.saturating_sub(self.fleet.shared_head.0))
+    }
+
+    fn link(&self, tokens: u32) -> f64 {
+        let per_token = self
+            .fleet
+            .link_ms_per_token
+            .unwrap_or(self.set.link_ms_per_token);
+        self.set.link_ms + f64::from(tokens) * per_token
+    }
+
+    /// The workers that only help, if the options ask for some: the first that can do both.
+    fn helps_only(&self, worker: &WorkerView) -> bool {
+        let both = self
+            .fleet
+            .workers
+            .iter()
+            .filter(|worker| worker.role == Role::Both);
+        let before = both.take_while(|other| other.id != worker.id).count();
+        let before = u32::try_from(before).map_or(f64::INFINITY, f64::from);
+        worker.role == Role::Both && before < self.set.prefillers
+    }
+
+    fn home_for(&self, turn: &TurnView) -> Result<DecoderChoice<'a>, Decision> {
+        let most = if turn.returns {
+            self.fleet.low_watermark.max(self.set.thrash_fill)
+        } else {
+            self.fleet.low_watermark
+        };
+        let held_back = self.set.prefillers > 0.0;
+        choose_decoder_among(turn, self.fleet, most, |worker| {
+            !held_back || !self.helps_only(worker)
+        })
+        .or_else(|instead| {
+            if held_back {
+                choose_decoder_among(turn, self.fleet, most, |_| true)
+            } else {
+                Err(instead)
+            }
+        })
+    }
+
+    /// A new conversation, or one that has no home any more.
+    fn on_arrival(&self, turn: &TurnView) -> Decision {
+        if self.set.handoff == Handoff::Always {
+            return Strict.place(turn, self.fleet);
+        }
+        match self.home_for(turn) {
+            Ok(mut choice) => match self.helper(turn, &choice) {
+                Some((helper, reason)) => {
+                    choice.prompt = self.unseen(turn);
+                    choice.place(Some(helper), reason)
+                }
+                None => choice.alone(),
+            },
+            Err(instead) => instead,
+        }
+    }
+
+    /// The worker that computes the prompt for the chosen one, and why.
+    fn helper(&self, turn: &TurnView, choice: &DecoderChoice<'_>) -> Option<(WorkerId, Reason)> {
+        let new = self.unseen(turn).0;
+        if self.set.handoff == Handoff::Never || f64::from(new) < self.set.handoff_from {
+            return None;
+        }
+        let here = self.cost(choice.decoder, new);
+        let helps = |worker: &&WorkerView| {
+            worker.id != choice.decoder.id
+                && (self.set.prefillers == 0.0 || !worker.role.decodes() || self.helps_only(worker))
+                && (!worker.role.decodes() || fill(worker, turn.prompt) <= self.set.helper_fill)
+        };
+        let (worker, cost) = able_prefillers(turn, self.fleet, &[])
+            .filter(helps)
+            .map(|worker| (worker, self.cost(worker, new) + self.link(new)))
+            .min_by(|a, b| {
+                (a.0.others_first.cmp(&b.0.others_first)).then_with(|| a.1.total_cmp(&b.1))
+            })?;
+        let reason = Reason::Cheaper {
+            cost_ms: cost,
+            instead_of_ms: here,
+        };
+        let cheaper = cost < self.set.handoff_share * here - self.set.handoff_saves_ms;
+        cheaper.then_some((worker.id, reason))
+    }
+
+    /// A conversation with a home.
+    fn on_turn(&self, turn: &TurnView, home: &WorkerView) -> Decision {
+        let new = turn.prompt.0.saturating_sub(turn.resident.0);
+        if f64::from(new) >= self.set.afresh_from && turn.resident.0 <= turn.prompt.0 / 2 {
+            self.without_kv(turn, home, new)
+        } else {
+            self.with_kv(turn, home, new)
+        }
+    }
+
+    /// Most of its KV is gone: there is nothing to lose.
+    fn without_kv(&self, turn: &TurnView, home: &WorkerView, new: u32) -> Decision {
+        let thrashes = self
+            .fleet
+            .recomputed_share
+            .is_some_and(|share| share > self.set.thrash);
+        if thrashes && fill(home, Tokens(new)) > self.set.thrash_fill {
+            return Decision::Queue;
+        }
+        let Ok(other) = self.home_for(turn) else {
+            return Decision::Stay;
+        };
+        let empty = Tokens(0);
+        let emptier = fill(other.decoder, empty) < fill(home, empty) - self.set.afresh_fuller;
+        let cost = self.cost(other.decoder, self.unseen(turn).0);
+        let cheaper = cost < self.set.afresh_share * self.cost(home, new);
+        if other.decoder.id == home.id || !(emptier || cheaper) {
+            return Decision::Stay;
+        }
+        let helper = self.helper(turn, &other).map(|(helper, _)| helper);
+        let (resident, prompt) = (turn.resident, turn.prompt);
+        other.place(helper, Reason::KvGone { resident, prompt })
+    }
+
+    /// Its KV is at home: it leaves only if home is observed to be much slower.
+    fn with_kv(&self, turn: &TurnView, home: &WorkerView, new: u32) -> Decision {
+        let here = self.cost(home, new);
+        if self.set.move_share * here <= self.set.move_saves_ms {
+            return Decision::Stay;
+        }
+        let low = self.fleet.low_watermark;
+        let elsewhere = choose_decoder_among(turn, self.fleet, low, |worker| {
+            worker.id != home.id && !self.helps_only(worker)
+        });
+        let Ok(other) = elsewhere else {
+            return Decision::Stay;
+        };
+        // Home would hand its KV over only once it has computed what is new, behind its queue. So the other computes all.
+        let cost = self.cost(other.decoder, self.unseen(turn).0);
+        if cost >= self.set.move_share * here - self.set.move_saves_ms {
+            return Decision::Stay;
+        }
+        let reason = Reason::Moved {
+            cost_ms: cost,
+            instead_of_ms: here,
+        };
+        other.place(None, reason)
     }
 }
 
-fn link(tokens: u32) -> f64 {
-    LINK_MS + f64::from(tokens) * LINK_MS_PER_TOKEN
-}
-
-fn fill(worker: &WorkerView) -> f64 {
+/// Share of a worker's blocks that are booked, with `more` tokens.
+fn fill(worker: &WorkerView, more: Tokens) -> f64 {
     match worker.capacity {
         Some(capacity) if capacity.get() > 0 => {
-            f64::from(worker.booked.get()) / f64::from(capacity.get())
+            let booked = worker.booked.plus(worker.block_size.blocks(more));
+            f64::from(booked.get()) / f64::from(capacity.get())
         }
         _ => 1.0,
-    }
-}
-
-/// A new conversation, or one whose home is gone.
-fn on_arrival(turn: &TurnView, fleet: &Observed, costs: &Costs) -> Decision {
-    let choice = match choose_decoder(turn, fleet) {
-        Ok(choice) => choice,
-        Err(instead) => return instead,
-    };
-    let new = turn.prompt.0;
-    let here = costs.at(choice.decoder, new);
-    let helps = |worker: &&WorkerView| {
-        worker.id != choice.decoder.id && (!worker.role.decodes() || fill(worker) <= HELPER_FILL)
-    };
-    let cheapest = able_prefillers(turn, fleet, &[])
-        .filter(helps)
-        .map(|worker| (worker, costs.at(worker, new) + link(new)))
-        .min_by(|a, b| (a.0.others_first.cmp(&b.0.others_first)).then_with(|| a.1.total_cmp(&b.1)));
-    match cheapest {
-        Some((worker, cost))
-            if new >= WORTH_A_HANDOFF && cost < HANDOFF_SHARE * here - HANDOFF_SAVES_MS =>
-        {
-            choice.place(
-                Some(worker.id),
-                Reason::Cheaper {
-                    cost_ms: cost,
-                    instead_of_ms: here,
-                },
-            )
-        }
-        _ => choice.alone(),
-    }
-}
-
-/// A conversation with a home.
-fn on_turn(turn: &TurnView, home: &WorkerView, fleet: &Observed, costs: &Costs) -> Decision {
-    let new = turn.prompt.0.saturating_sub(turn.resident.0);
-    let here = costs.at(home, new);
-    let elsewhere = || {
-        let found = choose_decoder(turn, fleet).ok()?;
-        (found.decoder.id != home.id).then_some(found)
-    };
-    if new >= KV_GONE_FROM && turn.resident.0 <= turn.prompt.0 / 2 {
-        return match elsewhere() {
-            Some(other)
-                if fill(other.decoder) < fill(home) - FULLER
-                    || costs.at(other.decoder, turn.prompt.0) < AFRESH_SHARE * here =>
-            {
-                on_arrival(turn, fleet, costs)
-            }
-            _ => Decision::Stay,
-        };
-    }
-    // Only a worker that hands KV over can let a conversation go without computing it again.
-    if !home.role.prefills() {
-        return Decision::Stay;
-    }
-    match elsewhere() {
-        Some(other) => {
-            let cost = costs.at(other.decoder, new) + link(turn.resident.0);
-            if cost < MOVE_SHARE * here - MOVE_SAVES_MS {
-                other.place(
-                    Some(home.id),
-                    Reason::Cheaper {
-                        cost_ms: cost,
-                        instead_of_ms: here,
-                    },
-                )
-            } else {
-                Decision::Stay
-            }
-        }
-        None => Decision::Stay,
     }
 }

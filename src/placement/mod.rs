@@ -75,6 +75,12 @@ pub struct Observed {
     pub workers: Vec<WorkerView>,
     /// Share of a decoder's blocks that new conversations may fill.
     pub low_watermark: f64,
+    /// Share of the prompt tokens computed in the last two minutes that had been computed before; `None` if none were.
+    pub recomputed_share: Option<f64>,
+    /// Milliseconds for each token of a handoff, as observed; `None` before the first.
+    pub link_ms_per_token: Option<f64>,
+    /// Tokens that first prompts find computed where they run, as observed.
+    pub shared_head: Tokens,
 }
 
 /// The turn that wants a place.
@@ -88,6 +94,8 @@ pub struct TurnView {
     pub home: Option<WorkerId>,
     /// Tokens that its home holds of it.
     pub resident: Tokens,
+    /// It had a place before, and lost it.
+    pub returns: bool,
 }
 
 /// What new conversations lack.
@@ -124,6 +132,8 @@ pub enum Decision {
         /// Why.
         reason: Reason,
     },
+    /// Give the place up, and wait in line for another before all new conversations.
+    Queue,
     /// Wait until this changes.
     Wait(Shortage),
     /// It fits nowhere, ever.
@@ -161,7 +171,7 @@ pub trait Policy: Send + Sync {
 pub(crate) fn policy(choice: impl Into<PolicyChoice>) -> Box<dyn Policy> {
     match choice.into() {
         PolicyChoice::Strict => Box::new(strict::Strict),
-        PolicyChoice::FollowKv => Box::new(follow_kv::FollowKv),
+        PolicyChoice::FollowKv(options) => Box::new(follow_kv::FollowKv(options)),
         PolicyChoice::Collocated => Box::new(collocated::Collocated { affinity: true }),
         PolicyChoice::CollocatedSpread => Box::new(collocated::Collocated { affinity: false }),
         PolicyChoice::Disaggregated(remote) => Box::new(disaggregated::Disaggregated {

@@ -40,6 +40,16 @@ pub(super) fn choose_decoder<'a>(
     turn: &TurnView,
     fleet: &'a Observed,
 ) -> Result<DecoderChoice<'a>, Decision> {
+    choose_decoder_among(turn, fleet, fleet.low_watermark, |_| true)
+}
+
+/// The one with most free blocks under `most` of its blocks, of those that are `allowed`.
+pub(super) fn choose_decoder_among<'a>(
+    turn: &TurnView,
+    fleet: &'a Observed,
+    most: f64,
+    allowed: impl Fn(&WorkerView) -> bool,
+) -> Result<DecoderChoice<'a>, Decision> {
     let mut limit = None;
     let mut lacks_room = false;
     let mut best: Option<((bool, u32, u64), DecoderChoice<'a>)> = None;
@@ -47,7 +57,7 @@ pub(super) fn choose_decoder<'a>(
     for worker in fleet
         .workers
         .iter()
-        .filter(|worker| worker.role.decodes() && worker.open)
+        .filter(|worker| worker.role.decodes() && worker.open && allowed(worker))
     {
         let (Some(fits), Some(capacity)) = (worker.prompt_limit(), worker.capacity) else {
             continue;
@@ -57,7 +67,7 @@ pub(super) fn choose_decoder<'a>(
             continue;
         }
         let need = worker.block_size.blocks(turn.prompt);
-        let ceiling = capacity.share(fleet.low_watermark);
+        let ceiling = capacity.share(most);
         let after = worker.booked.plus(need);
         let fits_now = after <= ceiling || worker.booked == Blocks::ZERO;
         if worker.growth_waits || !fits_now {

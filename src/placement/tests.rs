@@ -29,6 +29,9 @@ fn fleet(workers: &[WorkerView]) -> Observed {
     Observed {
         workers: workers.to_vec(),
         low_watermark: 0.8,
+        recomputed_share: None,
+        link_ms_per_token: None,
+        shared_head: Tokens(0),
     }
 }
 
@@ -38,6 +41,7 @@ fn turn(prompt: u32, home: Option<u16>, resident: u32) -> TurnView {
         prompt: Tokens(prompt),
         home: home.map(|id| WorkerId::new(id).expect("small")),
         resident: Tokens(resident),
+        returns: false,
     }
 }
 
@@ -169,6 +173,10 @@ fn follow_kv_hands_over_only_what_is_cheaper_elsewhere() {
     );
 }
 
+fn moving() -> PolicyChoice {
+    "follow-kv(move_share=0.5)".parse().expect("an option")
+}
+
 #[test]
 fn follow_kv_moves_a_pin_only_from_a_home_that_is_much_worse() {
     let pair = |queued| {
@@ -177,16 +185,16 @@ fn follow_kv_moves_a_pin_only_from_a_home_that_is_much_worse() {
         fleet(&[home, worker(1, Role::Both, 100)])
     };
     let next = turn(4_600, Some(0), 4_000);
-    // Elsewhere 60 ms and 51 ms of link; at home 60 ms and the queue.
+    // Elsewhere the whole prompt, 460 ms; at home 60 ms and the queue.
     assert_eq!(
-        decide(PolicyKind::FollowKv, &next, &pair(6_000)),
+        decide(moving(), &next, &pair(6_000)),
         None,
-        "111 is not below 0.5 x 660 - 500"
+        "460 is not below 0.5 x 660 - 500"
     );
     assert_eq!(
-        decide(PolicyKind::FollowKv, &next, &pair(20_000)),
-        Some((Some(0), 1)),
-        "111 < 0.5 x 2,060 - 500"
+        decide(moving(), &next, &pair(20_000)),
+        Some((None, 1)),
+        "460 < 0.5 x 2,060 - 500"
     );
 }
 
@@ -393,6 +401,7 @@ proptest! {
         let decision = policy(kind).place(&turn, &fleet);
         prop_assert_eq!(decision, policy(kind).place(&turn, &fleet), "I5");
         match decision {
+            Decision::Queue => prop_assert!(turn.home.is_some(), "there is a place to give up"),
             Decision::Stay => prop_assert!(turn.home.is_some(), "there is a home to stay at"),
             Decision::Place { prefiller, decoder, ceiling, alone, .. } => {
                 let by_id = |id| workers.iter().find(|worker| worker.id == id).expect("one of the fleet");

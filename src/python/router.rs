@@ -67,11 +67,11 @@ impl PyRouter {
     #[pyo3(signature = (
         prefillers = Vec::new(), decoders = Vec::new(), *, policy = "strict", policy_options = None, low_watermark = 0.8,
         prefill_backlog_tokens = 65536, queue_limit = 1024, queue_timeout_s = 30.0, idle_timeout_s = Some(3600.0),
-        evict_idle = false, max_conversations = 4_000_000, block_size = 16, slo_ttft_ms = None, slo_tbt_ms = None,
+        evict_idle = false, tail_waits = true, evict_idle_below = 1.0, max_conversations = 4_000_000, block_size = 16, slo_ttft_ms = None, slo_tbt_ms = None,
         report_stale_s = 10.0, retention_ttl_s = None, clock = None, secret = None
     ), text_signature = "(prefillers=(), decoders=(), *, policy='strict', policy_options=None, low_watermark=0.8, \
         prefill_backlog_tokens=65536, queue_limit=1024, queue_timeout_s=30.0, idle_timeout_s=3600.0, \
-        evict_idle=False, max_conversations=4000000, block_size=16, slo_ttft_ms=None, slo_tbt_ms=None, \
+        evict_idle=False, tail_waits=True, evict_idle_below=1.0, max_conversations=4000000, block_size=16, slo_ttft_ms=None, slo_tbt_ms=None, \
         report_stale_s=10.0, retention_ttl_s=None, clock=None, secret=None)")]
     #[expect(
         clippy::too_many_arguments,
@@ -89,6 +89,8 @@ impl PyRouter {
         queue_timeout_s: f64,
         idle_timeout_s: Option<f64>,
         evict_idle: bool,
+        tail_waits: bool,
+        evict_idle_below: f64,
         max_conversations: i64,
         block_size: i64,
         slo_ttft_ms: Option<f64>,
@@ -108,6 +110,8 @@ impl PyRouter {
                 .map(|value| span(py, "idle_timeout_s", value))
                 .transpose()?,
             evict_idle,
+            tail_waits,
+            evict_idle_below,
             max_conversations: count(py, "max_conversations", max_conversations)?,
             block_size: self::block_size(py, "block_size", block_size)?,
             report_stale_after: span(py, "report_stale_s", report_stale_s)?,

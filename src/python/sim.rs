@@ -147,6 +147,13 @@ impl PySimResult {
             ("fetches", counted.fetches),
             ("moves", counted.moves),
             ("abandoned_handoffs", counted.abandoned_handoffs),
+            ("placed_local", counted.placed_local),
+            ("placed_handoff", counted.placed_handoff),
+            ("placed_afresh", counted.placed_afresh),
+            ("placed_moved", counted.placed_moved),
+            ("waits_room", counted.waits_room),
+            ("waits_thrash", counted.waits_thrash),
+            ("waits_growth", counted.waits_growth),
             ("flips", counted.flips),
         ] {
             made.set_item(name, count)?;

@@ -275,6 +275,15 @@ impl PySnapshot {
             idle_evictions,
             idle_evicted_blocks,
             recomputed_tokens,
+            placed_tokens,
+            placed_local,
+            placed_handoff,
+            placed_afresh,
+            placed_moved,
+            waits_room,
+            waits_thrash,
+            waits_growth,
+            waits_placing,
         } = self.0.totals;
         BTreeMap::from([
             ("opened", opened),
@@ -290,6 +299,15 @@ impl PySnapshot {
             ("idle_evictions", idle_evictions),
             ("idle_evicted_blocks", idle_evicted_blocks),
             ("recomputed_tokens", recomputed_tokens),
+            ("placed_tokens", placed_tokens),
+            ("placed_local", placed_local),
+            ("placed_handoff", placed_handoff),
+            ("placed_afresh", placed_afresh),
+            ("placed_moved", placed_moved),
+            ("waits_room", waits_room),
+            ("waits_thrash", waits_thrash),
+            ("waits_growth", waits_growth),
+            ("waits_placing", waits_placing),
         ])
     }
 

@@ -15,10 +15,12 @@ use crate::error::Rejected;
 use crate::event::{Event, Observers, Reason, TurnKind};
 use crate::fleet::{Fleet, Worker};
 use crate::occupancy::{Asked, Ceiling, Rank, Reservation};
+use crate::pace::{LinkTime, SharedHead};
 use crate::placement::{Decision, Observed, Policy, TurnView, WorkerView};
 use crate::pulse::Pulse;
 use crate::recent::Recent;
-use crate::sync::Counter;
+use crate::roles::Advisor;
+use crate::sync::{Counter, Mutex};
 use crate::table::Table;
 use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
 
@@ -34,8 +36,14 @@ pub(crate) struct Engine {
     pub(crate) tally: Tally,
     /// What was computed lately, by all workers.
     pub(crate) recent: Recent,
+    /// How long handoffs took.
+    pub(crate) link: LinkTime,
+    /// What new conversations found computed.
+    pub(crate) shared_head: SharedHead,
     /// The latest time that a slow path was told: for what is dropped without being told one.
     pub(crate) latest: Counter,
+    /// How many workers should only compute prompts.
+    pub(crate) advisor: Mutex<Advisor>,
     /// Beats with every tick.
     pub(crate) pulse: Pulse,
 }
@@ -109,6 +117,9 @@ impl Engine {
             observers: Observers::default(),
             tally: Tally::default(),
             recent: Recent::default(),
+            link: LinkTime::default(),
+            shared_head: SharedHead::default(),
+            advisor: Mutex::new(Advisor::default()),
             latest: Counter::default(),
             pulse: Pulse::default(),
         }
@@ -232,16 +243,26 @@ impl Engine {
         asking: &Asking,
         now: Timestamp,
     ) -> Attempt {
-        let resident = home.block_size().tokens(state.blocks).min(asking.prompt);
+        let resident = if home.tells_evictions() {
+            conversation.resident()
+        } else {
+            home.block_size().tokens(state.blocks)
+        };
+        let resident = resident.min(asking.prompt);
         let turn = TurnView {
             tie: asking.key.folded(),
             prompt: asking.prompt,
             home: Some(home.id),
             resident,
+            returns: false,
         };
         match self.policy.place(&turn, &self.observed(now)) {
+            // Who may not wait, or has waited for room already, or runs other turns at home, stays.
+            Decision::Queue if asking.patient && !asking.waited && state.in_flight == 0 => {
+                Attempt::Wait(Queue::Returning, Lack::Room)
+            }
             // A pinned turn never stands in the newcomers' line: without a better place it stays.
-            Decision::Stay | Decision::Wait(_) | Decision::TooLong { .. } => {
+            Decision::Stay | Decision::Queue | Decision::Wait(_) | Decision::TooLong { .. } => {
                 self.run_at_home(conversation, state, home, asking, now)
             }
             Decision::Place { decoder, .. } => {
@@ -301,11 +322,16 @@ impl Engine {
             mut reservation,
             mut somebody_waits,
         } = reserve();
-        if reservation.is_none() && self.config.evict_idle {
+        if reservation.is_none() && self.config.tail_waits && self.may_evict_idle(now) {
             let (rank, spare) = (asking.rank(), Some(conversation));
             let freed = self.make_room(decoder, growth, ceiling, rank, spare, now);
             let asked = reserve();
             somebody_waits |= freed.somebody_waits | asked.somebody_waits;
+            reservation = asked.reservation;
+        }
+        if reservation.is_none() && !self.config.tail_waits {
+            let asked = self.overbook(decoder, growth, conversation, now);
+            somebody_waits |= asked.somebody_waits;
             reservation = asked.reservation;
         }
         if somebody_waits && !asking.waited {
@@ -351,6 +377,7 @@ impl Engine {
             first_token: None,
             last_token: None,
             handed_over: true,
+            prefilled: None,
             from: None,
         };
         self.announce(&grant, asking.waited, now);
@@ -439,6 +466,9 @@ impl Engine {
         Observed {
             workers,
             low_watermark: self.config.low_watermark,
+            recomputed_share: self.recent.share_again(now),
+            link_ms_per_token: self.link.ms_per_token(),
+            shared_head: self.shared_head.get(),
         }
     }
 }

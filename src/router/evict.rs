@@ -8,7 +8,7 @@ use super::engine::Engine;
 use crate::conversation::{Conversation, ConversationPhase, State};
 use crate::event::Event;
 use crate::fleet::Worker;
-use crate::occupancy::{Ceiling, Rank};
+use crate::occupancy::{Asked, Ceiling, Rank};
 use crate::units::{Blocks, ConversationKey, Timestamp, Tokens};
 
 /// What an eviction brought.
@@ -24,6 +24,12 @@ pub(super) struct Freed {
 type Idle = (Timestamp, ConversationKey, State, Arc<Conversation>);
 
 impl Engine {
+    /// Whether idle conversations may lose their bookings now.
+    pub(super) fn may_evict_idle(&self, now: Timestamp) -> bool {
+        let needed_again = |share| share > self.config.evict_idle_below;
+        self.config.evict_idle && !self.recent.share_again(now).is_some_and(needed_again)
+    }
+
     /// Makes room for a conversation that has no place, on the decoder that lacks least of those
     /// where it can be made. `spare` is the one that asks.
     pub(super) fn make_room_somewhere(
@@ -94,6 +100,16 @@ impl Engine {
         if all < lack {
             return Freed::default();
         }
+        if !self.config.tail_waits {
+            // What the engine evicts is for the engine to say: pins stay, and what is left of the KV is found again.
+            let lack = Blocks::new(lack);
+            let (freed, somebody_waits) = self.shrink(decoder, idle, lack, now);
+            let enough = freed >= lack;
+            return Freed {
+                enough,
+                somebody_waits,
+            };
+        }
         idle.sort_unstable_by_key(|(used, key, ..)| (*used, *key));
         let (mut freed, mut somebody_waits) = (0, false);
         for (_, key, state, conversation) in idle {
@@ -119,6 +135,70 @@ impl Engine {
             enough: freed >= lack,
             somebody_waits,
         }
+    }
+
+    /// Books as much of `growth` as there is room for and lets the turn run with that: its engine finds the rest. Where the
+    /// engine does not tell what it evicts, the longest idle lose what lacks, from their tails, as its LRU will have it.
+    pub(super) fn overbook<'a>(
+        &self,
+        decoder: &'a Worker,
+        growth: Blocks,
+        spare: &Arc<Conversation>,
+        now: Timestamp,
+    ) -> Asked<'a> {
+        let capacity = decoder.capacity().unwrap_or_default();
+        let mut somebody_waits = false;
+        if !decoder.tells_evictions() {
+            let lack = decoder.occupancy.books().booked.plus(growth).less(capacity);
+            let idle = self.idle_on(decoder, Some(spare), now);
+            somebody_waits |= self.shrink(decoder, idle, lack, now).1;
+        }
+        let ceiling = Ceiling::capacity(capacity);
+        let asked = decoder
+            .occupancy
+            .try_reserve(Blocks::ZERO, ceiling, Rank::FromLine);
+        let reservation = asked.reservation.map(|reservation| {
+            let (reservation, waits) = reservation.resized(growth, capacity);
+            somebody_waits |= waits;
+            reservation
+        });
+        Asked {
+            reservation,
+            somebody_waits,
+        }
+    }
+
+    /// Takes up to `lack` blocks from the bookings of `idle` ones, the longest idle first; how many it took, and whether
+    /// somebody waits for them.
+    fn shrink(
+        &self,
+        decoder: &Worker,
+        mut idle: Vec<Idle>,
+        most: Blocks,
+        now: Timestamp,
+    ) -> (Blocks, bool) {
+        idle.sort_unstable_by_key(|(used, key, ..)| (*used, *key));
+        let (mut lack, mut somebody_waits) = (most, false);
+        for (_, key, state, conversation) in idle {
+            let blocks = state.blocks.min(lack);
+            if blocks == Blocks::ZERO {
+                break;
+            }
+            // A turn that began since is in the word, and the exchange fails.
+            if conversation.replace(state, state.lose_blocks(blocks)) {
+                somebody_waits |= decoder.occupancy.release(blocks);
+                lack = lack.less(blocks);
+                self.tally.own().evicted.add(1);
+                let decoder = decoder.id;
+                self.observers.tell(|| Event::Evicted {
+                    at: now,
+                    key,
+                    decoder,
+                    blocks,
+                });
+            }
+        }
+        (most.less(lack), somebody_waits)
     }
 
     fn idle_on(

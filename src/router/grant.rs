@@ -45,6 +45,8 @@ pub(crate) struct Grant {
     pub(crate) last_token: Option<Timestamp>,
     /// Nothing is left to hand over: the turn did, or its conversation was there already.
     pub(crate) handed_over: bool,
+    /// When its prefiller was done with the prompt.
+    pub(crate) prefilled: Option<Timestamp>,
     /// Where the conversation was before, if this turn moves it.
     pub(crate) from: Option<WorkerId>,
 }

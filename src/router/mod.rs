@@ -37,6 +37,8 @@ use crate::pulse::Pulse;
 use crate::report::WorkerReport;
 pub use crate::residency::Heard;
 use crate::sync::{STRIPES, stripe};
+#[cfg(feature = "sim")]
+use crate::units::Blocks;
 use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
 
 /// A turn that wants to begin.
@@ -203,6 +205,20 @@ impl Router {
         now: Timestamp,
     ) -> Result<Heard, Malformed> {
         self.engine.hear(worker, number, batch, now)
+    }
+
+    /// What [`Router::hear`] makes of a batch, for a worker that is simulated: these conversations lost these blocks.
+    #[cfg(feature = "sim")]
+    pub(crate) fn hear_evictions(
+        &self,
+        worker: WorkerId,
+        lost: impl IntoIterator<Item = (ConversationKey, Blocks)>,
+        now: Timestamp,
+    ) {
+        if let Some(known) = self.engine.fleet.get(worker) {
+            known.note_told_evictions();
+            self.engine.evicted(worker, lost, now);
+        }
     }
 
     /// The batches of a worker's KV events before `number` are lost: what its cache holds is unknown

@@ -66,9 +66,10 @@ impl Engine {
             prompt: asking.prompt,
             home: None,
             resident: Tokens(0),
+            returns: known.is_some_and(|(conversation, _)| conversation.was_pinned()),
         };
         let mut booked = self.book(&turn, Blocks::ZERO, asking, now);
-        if self.config.evict_idle
+        if self.may_evict_idle(now)
             && (asking.waited || self.line.newcomers() == 0)
             && let Err(Decision::Wait(Shortage::Blocks)) = booked
         {
@@ -88,7 +89,7 @@ impl Engine {
             Err(Decision::Wait(Shortage::Decoders)) => {
                 Attempt::Wait(Queue::Newcomers, Lack::Decoders)
             }
-            Err(Decision::Wait(_) | Decision::Stay | Decision::Place { .. }) => {
+            Err(Decision::Wait(_) | Decision::Stay | Decision::Queue | Decision::Place { .. }) => {
                 Attempt::Wait(Queue::Newcomers, Lack::Room)
             }
         }
@@ -232,7 +233,10 @@ impl Engine {
                 since: now,
             }),
             computing: match prefiller {
-                None => self.computing(decoder, asking.prompt),
+                None => {
+                    let head = self.shared_head.get().0;
+                    self.computing(decoder, Tokens(asking.prompt.0.saturating_sub(head)))
+                }
                 Some(_) => Tokens(0),
             },
             reserved: reservation.hand_to_turn().plus(held),
@@ -250,11 +254,24 @@ impl Engine {
             first_token: None,
             last_token: None,
             handed_over: false,
+            prefilled: None,
             from: asking.from,
         };
         self.line.admitted(now);
+        self.count_placed(&grant);
         self.announce(&grant, true, now);
         Attempt::Run(grant)
+    }
+
+    fn count_placed(&self, grant: &Grant) {
+        let own = self.tally.own();
+        let counter = match (grant.reason, grant.prefiller) {
+            (Reason::Moved { .. }, _) => &own.placed_moved,
+            (Reason::KvGone { .. }, _) => &own.placed_afresh,
+            (_, Some(_)) => &own.placed_handoff,
+            (_, None) => &own.placed_local,
+        };
+        counter.add(1);
     }
 
     /// A conversation left the decoder of `old`, which it used last at `used`: what it held there is given back.

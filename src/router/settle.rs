@@ -57,6 +57,7 @@ impl Engine {
             let tokens = Tokens(prompt.0.saturating_sub(cached.0));
             prefiller.throughput.done(tokens, queued.since, now);
             prefiller.misses.served(now);
+            self.tally.own().placed_tokens.add(u64::from(tokens.0));
             prefiller.activity.handled(tokens, Tokens(0));
             self.recent.add(tokens, Tokens(0), now);
             grant.conversation.worked(tokens);
@@ -136,6 +137,9 @@ impl Engine {
         let (key, decoder, handoff) = (grant.key, grant.decoder, grant.prefiller.is_some());
         if handoff {
             self.tally.own().handoffs.add(1);
+            if let Some(since) = grant.prefilled {
+                self.link.observe(grant.prompt, now.since(since));
+            }
         }
         let took = now.since(grant.started);
         self.observers.tell(|| Event::HandedOver {
@@ -170,8 +174,14 @@ impl Engine {
         );
         decoder.misses.served(now);
         let output = usage.output.unwrap_or_default();
+        if grant.kind != TurnKind::Pinned {
+            self.tally.own().placed_tokens.add(u64::from(computed.0));
+        }
         decoder.activity.handled(computed, output);
         self.recomputed(grant, usage, computed, now);
+        if let (TurnKind::First, None, Some(cached)) = (grant.kind, grant.prefiller, usage.cached) {
+            self.shared_head.observe(cached);
+        }
         grant.conversation.set_context(used);
         grant.conversation.worked(computed + output);
         if settled.missing > Blocks::ZERO {

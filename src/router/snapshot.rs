@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use super::engine::Engine;
 use crate::activity::{Doing, Work};
+use crate::admission::Queue;
 use crate::conversation::ConversationPhase;
 use crate::fleet::{Health, Role, WorkerRef};
 use crate::report::WorkerReport;
+use crate::roles::Advice;
 use crate::sync::{Counter, Padded, STRIPES, stripe};
 use crate::units::{BlockSize, Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
 
@@ -74,6 +76,8 @@ pub struct WorkerRow {
     pub queued: Tokens,
     /// Prompt tokens per second observed.
     pub tokens_per_s: Option<f64>,
+    /// Milliseconds between two tokens of a turn observed, for a policy that asks about them.
+    pub step_ms: Option<f64>,
     /// What it was given to do so far.
     pub work: Work,
     /// What it last said about itself.
@@ -111,6 +115,15 @@ pub struct Totals {
     pub idle_evictions: u64,
     pub idle_evicted_blocks: u64,
     pub recomputed_tokens: u64,
+    pub placed_tokens: u64,
+    pub placed_local: u64,
+    pub placed_handoff: u64,
+    pub placed_afresh: u64,
+    pub placed_moved: u64,
+    pub waits_room: u64,
+    pub waits_thrash: u64,
+    pub waits_growth: u64,
+    pub waits_placing: u64,
 }
 
 /// The whole router as it is now.
@@ -129,6 +142,10 @@ pub struct Snapshot {
     /// Share of the prompt tokens computed in the last two minutes that had been computed before;
     /// `None` if none were computed.
     pub recomputed_share: Option<f64>,
+    /// Milliseconds for each token of a handoff; `None` before the first that tells.
+    pub link_ms_per_token: Option<f64>,
+    /// How many workers should only compute prompts, by what was measured; `None` until enough was.
+    pub advice: Option<Advice>,
     /// The policy's name.
     pub policy: String,
 }
@@ -166,6 +183,28 @@ pub(crate) struct Counts {
     pub(crate) idle_evictions: Counter,
     pub(crate) idle_evicted_blocks: Counter,
     pub(crate) recomputed_tokens: Counter,
+    /// Prompt tokens computed for conversations being placed.
+    pub(crate) placed_tokens: Counter,
+    pub(crate) placed_local: Counter,
+    pub(crate) placed_handoff: Counter,
+    pub(crate) placed_afresh: Counter,
+    pub(crate) placed_moved: Counter,
+    waits_room: Counter,
+    waits_thrash: Counter,
+    waits_growth: Counter,
+    waits_placing: Counter,
+}
+
+impl Counts {
+    /// Turns that joined this queue.
+    pub(crate) fn waits(&self, queue: Queue) -> &Counter {
+        match queue {
+            Queue::Newcomers => &self.waits_room,
+            Queue::Returning => &self.waits_thrash,
+            Queue::Growth(_) => &self.waits_growth,
+            Queue::Followers => &self.waits_placing,
+        }
+    }
 }
 
 /// Counts striped by thread, so that threads write different cache lines.
@@ -200,6 +239,15 @@ impl Tally {
             idle_evictions: sum(|counts| &counts.idle_evictions),
             idle_evicted_blocks: sum(|counts| &counts.idle_evicted_blocks),
             recomputed_tokens: sum(|counts| &counts.recomputed_tokens),
+            placed_tokens: sum(|counts| &counts.placed_tokens),
+            placed_local: sum(|counts| &counts.placed_local),
+            placed_handoff: sum(|counts| &counts.placed_handoff),
+            placed_afresh: sum(|counts| &counts.placed_afresh),
+            placed_moved: sum(|counts| &counts.placed_moved),
+            waits_room: sum(|counts| &counts.waits_room),
+            waits_thrash: sum(|counts| &counts.waits_thrash),
+            waits_growth: sum(|counts| &counts.waits_growth),
+            waits_placing: sum(|counts| &counts.waits_placing),
         }
     }
 }
@@ -229,7 +277,7 @@ impl Engine {
         })
     }
 
-    pub(super) fn snapshot(&self, now: Timestamp) -> Snapshot {
+    fn snapshot_without_advice(&self, now: Timestamp) -> Snapshot {
         let (mut live, mut lost, mut running) = (Vec::new(), Vec::new(), 0);
         for worker in self.fleet.all() {
             let books = worker.occupancy.books();
@@ -264,6 +312,7 @@ impl Engine {
                 conversations: worker.conversations.get(),
                 queued: worker.backlog.queued(),
                 tokens_per_s: worker.throughput.get(),
+                step_ms: worker.steps.get(),
                 work: worker.activity.work(now),
                 report_age,
                 report_stale,
@@ -291,7 +340,28 @@ impl Engine {
             waiting_tail: self.line.tail(),
             totals,
             recomputed_share: self.recent.share_again(now),
+            link_ms_per_token: self.link.ms_per_token(),
+            advice: None,
             policy: self.policy.variant(),
+        }
+    }
+
+    /// Looks, once in a while, at how many workers should only compute prompts.
+    pub(super) fn advise(&self, now: Timestamp) {
+        let mut advisor = self.advisor.lock();
+        if advisor.is_due(now) {
+            let rows = self.snapshot_without_advice(now);
+            let live = rows.workers.iter().filter(|row| row.health != Health::Lost);
+            let live: Vec<_> = live.cloned().collect();
+            let placed = rows.totals.placed_tokens;
+            advisor.look(&live, placed, self.config.low_watermark, now);
+        }
+    }
+
+    pub(super) fn snapshot(&self, now: Timestamp) -> Snapshot {
+        Snapshot {
+            advice: self.advisor.lock().advice(),
+            ..self.snapshot_without_advice(now)
         }
     }
 

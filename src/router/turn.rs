@@ -101,6 +101,7 @@ impl Turn {
         let grant = &mut self.grant;
         let done = Prefilled { prompt, cached };
         self.anchor.dequeue(grant, Some(done), now);
+        grant.prefilled = Some(now);
         self.anchor.true_up(grant, prompt, now);
         let next = Some((grant.decoder, Doing::Decode));
         self.anchor.work(grant, next, now);
@@ -129,6 +130,7 @@ impl Turn {
             prompt: grant.prompt,
             home: Some(grant.decoder),
             resident: Tokens(0),
+            returns: false,
         };
         let next = anchor
             .policy

@@ -188,6 +188,18 @@ impl Engine {
         }
         let lost = residency.count(events);
         drop(residency);
+        worker.note_told_evictions();
+        self.evicted(id, lost, now);
+        Ok(heard)
+    }
+
+    /// A worker lost these blocks of these conversations.
+    pub(super) fn evicted(
+        &self,
+        id: WorkerId,
+        lost: impl IntoIterator<Item = (ConversationKey, Blocks)>,
+        now: Timestamp,
+    ) {
         let mut somebody_waits = false;
         for (key, blocks) in lost {
             somebody_waits |= self.lost_kv(id, key, blocks, now);
@@ -195,7 +207,6 @@ impl Engine {
         if somebody_waits {
             self.serve(now);
         }
-        Ok(heard)
     }
 
     /// A decoder evicted blocks of a conversation. If it is idle there, its booking shrinks by what is gone: it needs as
@@ -206,6 +217,10 @@ impl Engine {
         };
         let state = conversation.state();
         let here = state.phase == ConversationPhase::Pinned && state.decoder == Some(id);
+        if here {
+            let size = self.fleet.worker(id).block_size();
+            conversation.lose_resident(size.tokens(lost));
+        }
         // A turn that began since is in the word, and the exchange fails: the turn settles what it finds.
         let next = state.lose_blocks(lost);
         let gone = state.blocks.less(next.blocks);

@@ -46,7 +46,7 @@ impl Engine {
         let cell = Arc::new(Cell::new());
         let number = self.line.with(|queues, wakers| {
             let standing = match queue {
-                Queue::Newcomers => queues.newcomers.len(),
+                Queue::Newcomers | Queue::Returning => queues.newcomers.len(),
                 Queue::Growth(_) | Queue::Followers => queues.tail_len(),
             };
             if standing >= self.config.queue_limit {
@@ -56,7 +56,8 @@ impl Engine {
             let Some((conversation, from)) = self.count_in(found, queue, asking, now)? else {
                 return Ok(None);
             };
-            let number = queues.ticket_number();
+            let number = queues.ticket_number(queue);
+            self.tally.own().waits(queue).add(1);
             let waiter = Waiter {
                 key: asking.key,
                 conversation,
@@ -119,7 +120,8 @@ impl Engine {
         let next = match (queue, state.phase, state.decoder) {
             (Queue::Growth(on), ConversationPhase::Pinned, Some(id)) if on == id => state.wait(),
             (Queue::Followers, ConversationPhase::Placing, _) => state.wait(),
-            (Queue::Newcomers, ConversationPhase::Unpinned, _) => state.seek(false),
+            (Queue::Newcomers, ConversationPhase::Unpinned, _)
+            | (Queue::Returning, ConversationPhase::Pinned, Some(_)) => state.seek(false),
             (Queue::Newcomers, ConversationPhase::Pinned, Some(id))
                 if !Self::stays(self.fleet.worker(id), state, asking) =>
             {
@@ -139,7 +141,7 @@ impl Engine {
         if !conversation.replace(state, next) {
             return Ok(None);
         }
-        let moves = queue == Queue::Newcomers;
+        let moves = matches!(queue, Queue::Newcomers | Queue::Returning);
         if moves {
             self.left(state, conversation.last_used(), true, now);
         }
@@ -150,7 +152,7 @@ impl Engine {
     /// Makes those who give back see that somebody waits.
     fn tell_givers(&self, queues: &mut Queues, queue: Queue) {
         match queue {
-            Queue::Newcomers => {
+            Queue::Newcomers | Queue::Returning => {
                 if !queues.flagged {
                     queues.flagged = true;
                     self.fleet.flag_newcomers(true);
@@ -492,6 +494,7 @@ impl Engine {
     pub(crate) fn tick(&self, now: Timestamp) {
         self.latest.set(now.0);
         self.expire_retained(now);
+        self.advise(now);
         if self.line.newcomers() + self.line.tail() == 0 {
             return;
         }

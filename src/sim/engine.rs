@@ -169,6 +169,11 @@ impl Engine {
         &self.pool
     }
 
+    /// Who lost how many blocks since this was last asked.
+    pub(super) fn take_lost(&mut self) -> Vec<(usize, u32)> {
+        self.pool.take_lost()
+    }
+
     pub(super) fn is_busy(&self) -> bool {
         self.current.is_some()
     }
@@ -508,7 +513,7 @@ impl Engine {
         } else {
             self.watermark
         };
-        let fits = lacks + spare <= self.pool.available(now) || lacks == 0;
+        let fits = self.pool.could_have(lacks + spare, now) || lacks == 0;
         if !fits || !self.pool.grow(conversation, lacks, now) {
             if job.received.is_none() {
                 self.pool.idle(conversation, now);

@@ -202,6 +202,7 @@ mod tests {
             prompt: Tokens(30_000),
             home: None,
             resident: Tokens(20_000),
+            returns: false,
         }
     }
 

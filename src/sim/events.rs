@@ -26,6 +26,8 @@ pub(super) enum What {
     Expiry(usize),
     /// Workers tell the router about themselves.
     Report,
+    /// The oldest news of evictions reaches the router.
+    Heard,
     /// A turn's time in the line is up.
     Deadline,
     /// The edge of the energy window: start, then end.
@@ -38,7 +40,7 @@ impl What {
     /// Happens by itself for ever, or only looks: cannot bring a stuck run forward.
     pub(super) const fn is_idle_talk(self) -> bool {
         match self {
-            Self::Report | Self::Window(_) | Self::Horizon => true,
+            Self::Report | Self::Heard | Self::Window(_) | Self::Horizon => true,
             Self::Arrive(_)
             | Self::Ready(_)
             | Self::Slept(_)

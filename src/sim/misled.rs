@@ -64,7 +64,10 @@ impl Misled {
         let stays = match decision {
             Decision::Stay => true,
             Decision::Place { decoder, .. } if decoder == home.id => false,
-            Decision::Place { .. } | Decision::Wait(_) | Decision::TooLong { .. } => {
+            Decision::Place { .. }
+            | Decision::Queue
+            | Decision::Wait(_)
+            | Decision::TooLong { .. } => {
                 return decision;
             }
         };

@@ -58,6 +58,8 @@ pub(super) struct Pool {
     retention: Retention,
     offloads: bool,
     pub(super) evicted_tokens: u64,
+    /// Who lost how many blocks since somebody last asked.
+    lost: Vec<(usize, u32)>,
 }
 
 impl Pool {
@@ -81,7 +83,13 @@ impl Pool {
             retention,
             offloads,
             evicted_tokens: 0,
+            lost: Vec::new(),
         }
+    }
+
+    /// Who lost how many blocks since this was last asked.
+    pub(super) fn take_lost(&mut self) -> Vec<(usize, u32)> {
+        std::mem::take(&mut self.lost)
     }
 
     pub(super) fn capacity(&self) -> u32 {
@@ -118,6 +126,24 @@ impl Pool {
                 old.map(|(_, who)| self.idle_size(*who)).sum()
             }
         }
+    }
+
+    /// Whether so many blocks could be had, if need be with a shared prefix that nobody in use builds on: it goes once
+    /// those that are idle have gone.
+    pub(super) fn could_have(&self, blocks: u32, now: f64) -> bool {
+        let available = self.available(now);
+        if blocks <= available || self.prefixes.is_empty() || self.retention != Retention::Lru {
+            return blocks <= available;
+        }
+        let mut used = vec![false; self.prefixes.len()];
+        for held in self.held.iter().filter(|held| held.active) {
+            if let Some(id) = held.prefix {
+                used[id as usize] = true;
+            }
+        }
+        let unused = self.prefixes.iter().zip(used);
+        let unused = unused.filter(|(prefix, used)| !used && prefix.users > 0);
+        blocks <= available + unused.map(|(prefix, _)| prefix.blocks).sum::<u32>()
     }
 
     /// When retention next lets go of something; `None` if time alone never does.
@@ -260,7 +286,7 @@ impl Pool {
 
     /// Gives a conversation in use `blocks` more, evicting where needed; `false` if they cannot be had.
     pub(super) fn grow(&mut self, conversation: usize, blocks: u32, now: f64) -> bool {
-        if blocks > self.available(now) {
+        if !self.could_have(blocks, now) {
             return false;
         }
         let free = self.capacity - self.used;
@@ -308,6 +334,9 @@ impl Pool {
         let empty = held.blocks == 0;
         self.used -= gone;
         self.idle_blocks -= gone;
+        if gone > 0 {
+            self.lost.push((id, gone));
+        }
         if empty {
             self.idle.remove(&stamp);
             self.held[id].stamp = 0;

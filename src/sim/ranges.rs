@@ -52,6 +52,7 @@ pub(super) fn check(scenario: &Scenario) -> Result<(), ScenarioError> {
     let router = &scenario.router;
     positive("router.queue_timeout_s", router.queue_timeout_s)?;
     positive("router.report_interval_s", Some(router.report_interval_s))?;
+    at_least_zero("router.report_delay_s", Some(router.report_delay_s))?;
     positive("link.bytes_per_s", Some(scenario.link.bytes_per_s))?;
     at_least_zero("link.latency_s", Some(scenario.link.latency_s))?;
     at_least_zero("remote.wait_max_s", scenario.remote.wait_max_s)?;

@@ -167,6 +167,14 @@ pub struct Counters {
     pub flips: u64,
     pub transferred_bytes: f64,
     pub link_busy_s: f64,
+    /// What the router counted: places given, by how, and turns that waited, by what for.
+    pub placed_local: u64,
+    pub placed_handoff: u64,
+    pub placed_afresh: u64,
+    pub placed_moved: u64,
+    pub waits_room: u64,
+    pub waits_thrash: u64,
+    pub waits_growth: u64,
 }
 
 /// One thing that happened, if the scenario asked for events.

@@ -253,6 +253,14 @@ pub(super) struct RouterSpec {
     pub(super) low_watermark: f64,
     pub(super) prefill_backlog_tokens: u32,
     pub(super) evict_idle: bool,
+    /// Whether later turns wait until their growth fits the books; if not, engines evict for them.
+    pub(super) tail_waits: bool,
+    /// `evict_idle` rests while a larger share of the prompt tokens is computed again.
+    pub(super) evict_idle_below: f64,
+    /// Engines tell the router whose KV they evicted; of what a run of decode steps evicted, when that ends.
+    pub(super) kv_events: bool,
+    /// How old what engines tell is when the router hears it, seconds.
+    pub(super) report_delay_s: f64,
     /// A turn that waits longer is refused, and its conversation ends; `null`: never.
     pub(super) queue_timeout_s: Option<f64>,
     /// How often workers tell the router about themselves, seconds.
@@ -267,6 +275,10 @@ impl Default for RouterSpec {
             low_watermark: config.low_watermark,
             prefill_backlog_tokens: config.prefill_backlog_tokens.0,
             evict_idle: config.evict_idle,
+            tail_waits: config.tail_waits,
+            evict_idle_below: config.evict_idle_below,
+            kv_events: false,
+            report_delay_s: 0.0,
             queue_timeout_s: None,
             report_interval_s: 1.0,
         }

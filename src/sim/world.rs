@@ -102,6 +102,8 @@ pub(super) struct World<'a> {
     pushed_s: Vec<f64>,
     /// Flips that are executed instead.
     declared: Option<Declared>,
+    /// What engines evicted and the router has not heard yet, oldest first.
+    news: VecDeque<(WorkerId, Vec<(ConversationKey, Blocks)>)>,
 }
 
 /// The seed decides how the router breaks ties, and nothing else.
@@ -121,6 +123,8 @@ fn router(scenario: &Scenario, policy: Box<dyn Policy>) -> Result<Router, Scenar
         low_watermark: spec.low_watermark,
         prefill_backlog_tokens: Tokens(spec.prefill_backlog_tokens),
         evict_idle: spec.evict_idle,
+        tail_waits: spec.tail_waits,
+        evict_idle_below: spec.evict_idle_below,
         queue_limit: 1_000_000,
         idle_timeout: None,
         ..Config::default()
@@ -230,6 +234,7 @@ impl<'a> World<'a> {
                 .as_ref()
                 .map_or_else(Vec::new, |flip| vec![0.0; flip.started_s.len()]),
             declared,
+            news: VecDeque::new(),
         })
     }
 
@@ -323,6 +328,7 @@ impl<'a> World<'a> {
             }
             What::Expiry(engine) => self.touch(engine),
             What::Report => self.report_workers(),
+            What::Heard => self.hear(),
             What::Deadline => {
                 self.router.tick(self.at);
                 self.look_at_line();
@@ -369,7 +375,30 @@ impl<'a> World<'a> {
                 }
             }
         }
+        self.spread_news();
         self.keep_log();
+    }
+
+    /// What engines evicted is on its way to the router.
+    fn spread_news(&mut self) {
+        for (engine, worker) in self.engines.iter_mut().zip(&self.workers) {
+            let lost = engine.take_lost();
+            if !lost.is_empty() && self.scenario.router.kv_events {
+                let named = |(conversation, blocks): (usize, u32)| {
+                    (self.keys[conversation], Blocks::new(u64::from(blocks)))
+                };
+                let lost = lost.into_iter().map(named).collect();
+                self.news.push_back((*worker, lost));
+                let heard = self.now + self.scenario.router.report_delay_s;
+                self.events.push(heard, What::Heard);
+            }
+        }
+    }
+
+    fn hear(&mut self) {
+        if let Some((worker, lost)) = self.news.pop_front() {
+            self.router.hear_evictions(worker, lost, self.at);
+        }
     }
 
     pub(super) fn touch(&mut self, engine: usize) {
@@ -770,6 +799,17 @@ impl<'a> World<'a> {
             .map(|flight| flight.conversation.clone())
             .collect();
         let (backlog_slope_per_s, backlog_mean, unstable) = backlog(&conversations, end_s);
+        let totals = self.router.snapshot(self.at).totals;
+        self.counters = Counters {
+            placed_local: totals.placed_local,
+            placed_handoff: totals.placed_handoff,
+            placed_afresh: totals.placed_afresh,
+            placed_moved: totals.placed_moved,
+            waits_room: totals.waits_room,
+            waits_thrash: totals.waits_thrash,
+            waits_growth: totals.waits_growth,
+            ..self.counters
+        };
         self.counters.transferred_bytes = self.links.bytes;
         self.counters.link_busy_s = self.links.busy_s;
         let engines = (0..self.engines.len())

@@ -2,6 +2,7 @@
 
 mod closed_form;
 mod conservation;
+mod follow_kv;
 mod fuzz;
 mod interference;
 mod limits;

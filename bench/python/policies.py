@@ -1,0 +1,398 @@
+"""Which parts of `follow-kv` earn their place, and on which traces does it lose? In the simulator, against fair baselines.
+
+Every policy stands behind the same gate and has the same GPUs. The load of a cell is a share of the highest rate at which
+`collocated` is stable on that trace and fleet. Constants are chosen on the traces of `CHOSEN_ON`; the others only report.
+
+    .venv/bin/python bench/python/policies.py SET [--traces ../shared/traces] [--seeds 10]
+
+SET is one of the keys of `SETS`. Finished cells are kept in out/policies/ under a key that names the cell and the compiled
+core, so that an interrupted run goes on where it stopped. The table goes to bench/results/policies-SET.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import sys
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from conserve import _core
+from conserve.sim.run import columns, simulate
+from conserve.sim.stats import mean_interval, paired_change, percentile
+from conserve.sim.workload import conversations, poisson
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from conserve.sim.workload import Conversation
+
+CHOSEN_ON: Final = ("swebench", "claude-code-fresh")
+OTHERS: Final = ("tau-bench", "mini-swe", "swe-agent", "claude-code-resumed", "mooncake-chat")
+COUNTS: Final = {"claude-code-fresh": 100, "claude-code-resumed": 96}
+"""Conversations of a run; 400 elsewhere."""
+GATE: Final[dict[str, object]] = {
+    "tail_waits": False,
+    "evict_idle": True,
+    "evict_idle_below": 0.1,
+    "kv_events": True,
+}
+"""The best of those in the set `gate`, for every policy."""
+LOADS: Final = (0.5, 0.7, 0.9, 1.1)
+MEASURED: Final = (0.1, 0.9)
+"""Of the conversations in their order of arrival, those from the first to the second share."""
+LONGEST: Final = 300_000
+"""Contexts that no GPU of the fleet holds are left out, under every policy."""
+ROOT: Final = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A policy with its options, its fleet, and what is changed of the gate and of the engines."""
+
+    policy: str
+    prefillers: int = 0
+    router: dict[str, object] = field(default_factory=dict)
+    engine: dict[str, object] = field(default_factory=dict)
+    scenario: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    workload: str
+    preset: str
+    load: float
+    seed: int
+    name: str
+
+
+SHORTEST: Final[dict[str, object]] = {"order": {"kind": "shortest"}}
+BASELINES: Final = {
+    "collocated": Variant("collocated"),
+    "strict 1P3D": Variant("strict", prefillers=1),
+    "follow-kv": Variant("follow-kv"),
+}
+ABLATION: Final = BASELINES | {
+    "with moves": Variant("follow-kv(move_share=0.5)"),
+    "no handoff": Variant("follow-kv(handoff=never)"),
+    "no afresh": Variant("follow-kv(afresh_from=inf)"),
+    "no thrash gate": Variant("follow-kv(thrash=inf)"),
+    "shortest first": Variant("follow-kv", engine=SHORTEST),
+    "collocated, shortest first": Variant("collocated", engine=SHORTEST),
+    "no kv events": Variant("follow-kv", router={"kv_events": False}),
+    "news 5 s old": Variant("follow-kv", router={"report_delay_s": 5.0}),
+}
+_ROUTERS: Final[dict[str, dict[str, object]]] = {
+    "hold": {"tail_waits": True, "evict_idle": False},
+    "evict": {"tail_waits": True, "evict_idle": True, "evict_idle_below": 1.0},
+    "run": {"tail_waits": False, "evict_idle": False},
+    "run, evict": {"tail_waits": False, "evict_idle": True, "evict_idle_below": 1.0},
+    "run, evict below 0.1": {"tail_waits": False, "evict_idle": True, "evict_idle_below": 0.1},
+    "run, evict below 0.05": {"tail_waits": False, "evict_idle": True, "evict_idle_below": 0.05},
+}
+GATES: Final = {
+    f"{policy}, {name}": Variant(policy, router=router)
+    for policy in ("collocated", "follow-kv")
+    for name, router in _ROUTERS.items()
+}
+TUNING: Final = {"collocated": Variant("collocated"), "follow-kv": Variant("follow-kv")} | {
+    f"{key}={value}": Variant(f"follow-kv({key}={value})")
+    for key, values in {
+        "handoff_share": (0.5, 0.65, 1.0),
+        "handoff_saves_ms": (0, 100),
+        "stall": (0, 1),
+        "thrash": (0.1, 0.5),
+        "thrash_fill": (0.85,),
+        "afresh_from": (8192,),
+        "afresh_fuller": (0.05, 0.2),
+        "move_share": (0, 0.75),
+        "helper_fill": (0.7,),
+    }.items()
+    for value in values
+}
+TAILS: Final = {
+    "collocated": Variant("collocated"),
+    "follow-kv": Variant("follow-kv"),
+    "strict 1P3D": Variant("strict", prefillers=1),
+    "one helper": Variant("follow-kv(prefillers=1)"),
+    "chunk 256": Variant("collocated", engine={"max_num_batched_tokens": 256}),
+    "chunk target 40 ms": Variant("follow-kv", engine={"chunk_target_s": 0.04}),
+    "chunk target 60 ms": Variant("follow-kv", engine={"chunk_target_s": 0.06}),
+}
+SPLITS: Final = {
+    "collocated": Variant("collocated"),
+    "follow-kv": Variant("follow-kv"),
+    **{f"helpers {k}": Variant(f"follow-kv(prefillers={k})") for k in (1, 2)},
+    "strict 1P3D": Variant("strict", prefillers=1),
+    "strict 2P2D": Variant("strict", prefillers=2),
+}
+WATTS: Final = {
+    "collocated": Variant("collocated"),
+    "follow-kv": Variant("follow-kv"),
+    "follow-kv, all 200 W": Variant("follow-kv", engine={"power": {"cap_w": 200}}),
+    "follow-kv, decodes 200 W": Variant("follow-kv", engine={"power": {"decode_cap_w": 200}}),
+    "follow-kv, decodes 170 W": Variant("follow-kv", engine={"power": {"decode_cap_w": 170}}),
+    "strict 1P3D": Variant("strict", prefillers=1),
+    "strict 1P3D, decoders 200 W": Variant("strict", prefillers=1, scenario={"decoder_cap_w": 200}),
+    "follow-kv, 3 GPUs, 1 idle": Variant("follow-kv", scenario={"off": 1}),
+    "follow-kv, 3 GPUs, 1 parked": Variant("follow-kv", scenario={"off": 1, "parked": True}),
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A set of variants over traces, fleets and loads."""
+
+    variants: dict[str, Variant]
+    workloads: tuple[str, ...]
+    presets: tuple[str, ...] = ("a40",)
+    loads: tuple[float, ...] = LOADS
+
+
+SETS: Final = {
+    "gate": Study(GATES, CHOSEN_ON, loads=(0.7, 1.0, 1.3)),
+    "tuning": Study(TUNING, CHOSEN_ON, loads=(0.7, 1.1)),
+    "ablation": Study(ABLATION, CHOSEN_ON, loads=(0.7, 1.0)),
+    "others": Study(ABLATION, OTHERS, loads=(0.7, 1.0)),
+    "h200": Study(SPLITS, ("swebench", "swe-agent", "tau-bench", "mini-swe"), presets=("h200-8b",)),
+    "tails": Study(TAILS, ("swebench", "mini-swe"), loads=(0.5, 0.7)),
+    "energy": Study(WATTS, ("swebench", "tau-bench", "mini-swe"), loads=(0.3, 0.5, 0.7)),
+}
+
+
+@lru_cache(maxsize=4)
+def tasks(workload: str, count: int, seed: int, traces: str | None) -> tuple[Conversation, ...]:
+    found = conversations(workload, 2 * count, seed=seed, traces=None if traces is None else Path(traces))
+    return tuple(one for one in found if one.peak_context_tokens <= LONGEST)[:count]
+
+
+def engines(variant: Variant, preset: str) -> list[dict[str, object]]:
+    split = variant.prefillers > 0
+    made: list[dict[str, object]] = []
+    for at in range(4 - int(variant.scenario.get("off", 0))):  # type: ignore[call-overload]
+        role = ("prefiller" if at < variant.prefillers else "decoder") if split else "both"
+        engine = {"role": role, "preset": preset} | variant.engine
+        if role == "decoder" and "decoder_cap_w" in variant.scenario:
+            engine["power"] = {"cap_w": variant.scenario["decoder_cap_w"]}
+        made.append(engine)
+    return made
+
+
+def run(
+    variant: Variant, workload: str, preset: str, rate: float, seed: int, traces: str | None
+) -> dict[str, Any]:
+    """One simulation in numbers; times in seconds."""
+    chosen = tasks(workload, COUNTS.get(workload, 400), seed, traces)
+    work = columns(chosen, arrivals_s=poisson(len(chosen), rate_per_s=rate, seed=seed), shared_prefix=True)
+    scenario = {
+        "engines": engines(variant, preset),
+        "policy": {"name": variant.policy},
+        "router": GATE | variant.router,
+    }
+    result = simulate(scenario, work, seed=seed)
+    return read(result, variant, len(chosen))
+
+
+def read(result: _core.SimResult, variant: Variant, count: int) -> dict[str, Any]:
+    turns, told, used = result.turns(), result.conversations(), result.engines()
+    diagnosis, counters = result.diagnosis(), result.counters()
+    low, high = (int(share * count) for share in MEASURED)
+    arrived = np.argsort(np.asarray(told["arrival_s"]))
+    measured = np.zeros(count, dtype=bool)
+    measured[arrived[low:high]] = True
+    whose = np.asarray(turns["conversation"])
+    of = measured[whose]
+    waits = np.asarray(turns["first_token_s"]) - np.asarray(turns["ready_s"])
+    last = np.full(count, np.nan)
+    last[whose[np.argsort(np.asarray(turns["turn"]), kind="stable")]] = np.asarray(turns["gap_mean_s"])[
+        np.argsort(np.asarray(turns["turn"]), kind="stable")
+    ]
+    ttfet = np.asarray(told["ttfet_s"])[measured]
+    phases = ("prefill_j", "mixed_j", "decode_j", "idle_j", "parked_j")
+    joules = math.fsum(math.fsum(used[phase]) for phase in phases)  # type: ignore[literal-required]
+    off = int(variant.scenario.get("off", 0))  # type: ignore[call-overload]
+    joules += off * result.end_s * (30.0 if variant.scenario.get("parked") else 75.0)
+    generated = sum(used["generated_tokens"])
+    return {
+        "ttfet_p50": percentile(ttfet, 50),  # type: ignore[arg-type]
+        "ttfet_p95": percentile(ttfet, 95),  # type: ignore[arg-type]
+        "ttfet_no_tools_p95": percentile(ttfet - np.asarray(told["tool_s"])[measured], 95),  # type: ignore[arg-type]
+        "ttft_p95": percentile(waits[of], 95),  # type: ignore[arg-type]
+        "last_tbt_p95": percentile(last[measured], 95),  # type: ignore[arg-type]
+        "gap_p95": percentile(np.asarray(turns["gap_p95_s"])[of], 95),  # type: ignore[arg-type]
+        "tokens_per_j": generated / joules,
+        "recomputed": sum(used["recomputed_tokens"]) / max(1, sum(used["prefill_tokens"])),
+        "handoffs": counters["handoffs"] / count,
+        "moved": (counters["placed_moved"] + counters["placed_afresh"]) / count,
+        "thrash_waits": counters["waits_thrash"] / count,
+        "stable": diagnosis["outcome"] == "finished" and not diagnosis["unstable"],
+        "finished": diagnosis["outcome"] == "finished",
+    }
+
+
+def saturation(workload: str, preset: str, traces: str | None) -> float:
+    """The highest rate, within 15 %, at which `collocated` behind the gate is stable in two seeds of two."""
+    base = Variant("collocated")
+
+    def holds(rate: float) -> bool:
+        runs = [run(base, workload, preset, rate, 100 + seed, traces) for seed in range(2)]
+        # Past the knee the wait of a turn explodes before the backlog of a short run tells.
+        calm = [one["stable"] and one["recomputed"] < 0.2 and one["ttft_p95"] < 20 for one in runs]
+        return calm.count(True) >= 2
+
+    low = high = 1e-4 if workload.startswith("claude") else 2e-2
+    while holds(high) and high < 1e3:
+        low, high = high, high * 2
+    while high / low > 1.15:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def version() -> str:
+    """Names the compiled core."""
+    return hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()[:12]
+
+
+def key(kind: str, what: object) -> str:
+    text = json.dumps([kind, what, version()], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class Kept:
+    """Finished cells in a file, one a line."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.rows: dict[str, Any] = dict(json.loads(line) for line in lines)
+
+    def add(self, name: str, value: object) -> None:
+        self.rows[name] = value
+        with self.path.open("a") as file:
+            file.write(json.dumps([name, value]) + "\n")
+
+
+def table(study: Study, cells: dict[Cell, dict[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Every variant against the first one, seed by seed."""
+    first = next(iter(study.variants))
+    rows = []
+    for workload in study.workloads:
+        for preset in study.presets:
+            for load in study.loads:
+                base = [cells[Cell(workload, preset, load, seed, first)] for seed in seeds]
+                for name in study.variants:
+                    own = [cells[Cell(workload, preset, load, seed, name)] for seed in seeds]
+                    pairs = [
+                        (a, b) for a, b in zip(own, base, strict=True) if a["finished"] and b["finished"]
+                    ]
+                    row: dict[str, Any] = {
+                        "workload": workload, "preset": preset, "load": load, "variant": name,
+                        "unstable": sum(not one["stable"] for one in own),
+                    }  # fmt: skip
+                    for metric in own[0]:
+                        if metric in {"stable", "finished"}:
+                            continue
+                        row[metric] = round(mean_interval([one[metric] for one in own]).mean, 5)
+                        change = paired_change([a[metric] for a, _ in pairs], [b[metric] for _, b in pairs])
+                        row[f"{metric}_change"] = [
+                            round(x, 2) for x in (change.mean, change.low, change.high)
+                        ]
+                    rows.append(row)
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    before = None
+    for row in rows:
+        head = (row["workload"], row["preset"], row["load"])
+        if head != before:
+            print(
+                f"\n{head[0]} {head[1]} load {head[2]}    T95 TTFT95 TBT95 gap95 tok/J | recomputed handoffs moved unstable"
+            )
+            before = head
+        changes = [
+            row[f"{metric}_change"]
+            for metric in ("ttfet_no_tools_p95", "ttft_p95", "last_tbt_p95", "gap_p95", "tokens_per_j")
+        ]
+        shown = " ".join(f"{c[0]:+7.1f}{'*' if c[1] > 0 or c[2] < 0 else ' '}" for c in changes)
+        print(
+            f"  {row['variant']:30s} {shown} | {row['recomputed']:.3f} {row['handoffs']:.2f} {row['moved']:.2f} {row['unstable']}"
+            f" | {row['ttfet_no_tools_p95']:.1f} s {row['ttft_p95']:.2f} s"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("set", choices=sorted(SETS))
+    parser.add_argument(
+        "--traces", default=os.environ.get("CONSERVE_TRACES", str(ROOT.parent / "shared" / "traces"))
+    )
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    chosen = parser.parse_args()
+    study, seeds = SETS[chosen.set], range(1, chosen.seeds + 1)
+    traces = chosen.traces if Path(chosen.traces).is_dir() else None
+    kept = Kept(ROOT / "out" / "policies" / "cells.jsonl")
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        rates: dict[tuple[str, str], float] = {}
+        asked: dict[Future[float], str] = {}
+        for workload in study.workloads:
+            for preset in study.presets:
+                name = key("saturation", [workload, preset, traces, GATE])
+                if name not in kept.rows:
+                    asked[pool.submit(saturation, workload, preset, traces)] = name
+        for found in as_completed(asked):
+            kept.add(asked[found], found.result())
+        for workload in study.workloads:
+            for preset in study.presets:
+                rates[workload, preset] = kept.rows[key("saturation", [workload, preset, traces, GATE])]
+                print(f"{workload} on 4 x {preset}: {rates[workload, preset]:.5g} conversations/s")
+        names: dict[Cell, str] = {}
+        waiting: dict[Future[dict[str, Any]], str] = {}
+        for workload in study.workloads:
+            for preset in study.presets:
+                for load in study.loads:
+                    for seed in seeds:
+                        for variant_name, variant in study.variants.items():
+                            cell = Cell(workload, preset, load, seed, variant_name)
+                            rate = load * rates[workload, preset]
+                            name = names[cell] = key(
+                                "cell", [asdict(cell), asdict(variant), rate, traces, GATE]
+                            )
+                            if name not in kept.rows:
+                                call = (variant, workload, preset, rate, seed, traces)
+                                waiting[pool.submit(run, *call)] = name
+        for count, done in enumerate(as_completed(waiting), start=1):
+            kept.add(waiting[done], done.result())
+            if count % 50 == 0:
+                print(f"{count} of {len(waiting)}", file=sys.stderr, flush=True)
+    rows = table(study, {cell: kept.rows[name] for cell, name in names.items()}, seeds)
+    show(rows)
+    result = {
+        "command": f"bench/python/policies.py {chosen.set} --seeds {chosen.seeds}",
+        "recorded": traces is not None,
+        "gate": GATE,
+        "first_is_base": next(iter(study.variants)),
+        "rates_per_s": {f"{workload}, {preset}": rate for (workload, preset), rate in rates.items()},
+        "rows": rows,
+    }
+    path = ROOT / "bench" / "results" / f"policies-{chosen.set}.json"
+    lines = ",\n ".join(json.dumps(row) for row in rows)
+    head = json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=1)
+    path.write_text(f'{head[:-2]},\n "rows": [\n {lines}\n ]\n}}\n')
+
+
+if __name__ == "__main__":
+    main()
