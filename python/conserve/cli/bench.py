@@ -17,7 +17,8 @@ from conserve.live import LiveError, LivePlan
 from conserve.live.compare import compare_live
 from conserve.live.engines import Engines, from_file, from_urls, tiny
 from conserve.live.report import as_data
-from conserve.sim.compare import POLICIES
+from conserve.policies import POLICIES
+from conserve.sim.compare import split_names
 from conserve.sim.workload import WORKLOADS, traces_dir
 
 from ._live_table import show
@@ -84,7 +85,7 @@ def live(
     try:
         plan = LivePlan(
             trace=trace,
-            policies=tuple(name.strip() for name in policies.split(",")),
+            policies=split_names(policies),
             rate_per_s=rate,
             conversations=conversations,
             rounds=rounds,

@@ -23,6 +23,7 @@ from conserve.supervisor.fleet_file import FleetFile, Role, Tier
 from conserve.supervisor.launch import plan
 
 from .errors import LiveError
+from .plan import named
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -59,9 +60,13 @@ class Worker:
     role: Role
     said: str
 
+    def role_under(self, policy: str) -> Role:
+        """What it does under `policy`."""
+        return self.role if named(policy)[0] in SPLIT_POLICIES else "both"
+
     def option(self, policy: str) -> tuple[str, str]:
         """The door's option for it under `policy`."""
-        role = self.role if policy in SPLIT_POLICIES else "both"
+        role = self.role_under(policy)
         said = self.said
         if role == "decoder":
             said = ",".join(part for part in said.split(",") if not part.startswith(_OF_PREFILLERS))
@@ -89,7 +94,7 @@ class Engines:
         """
         roles = {worker.role for worker in self.workers}
         for policy in policies:
-            if policy in SPLIT_POLICIES and not {"prefiller", "decoder"} <= roles:
+            if named(policy)[0] in SPLIT_POLICIES and not {"prefiller", "decoder"} <= roles:
                 raise ConfigError(
                     f"policy {policy} needs at least one prefiller and one decoder among the workers"
                 )
@@ -109,8 +114,11 @@ class Engines:
         Raises:
             LiveError: it does not see them all in time.
         """
-        argv = [*_PYTHON, "conserve.cli", "serve", "--host", "127.0.0.1", "--port", "0", "--policy", policy]
-        argv += [*self.connector, "--log-level", "error"]
+        name, options = named(policy)
+        argv = [*_PYTHON, "conserve.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
+        argv += [*self.connector, "--log-level", "error", "--policy", name]
+        if options:
+            argv += ["--policy-option", " ".join(options)]
         for worker in self.workers:
             argv += worker.option(policy)
         spec = ProcessSpec(

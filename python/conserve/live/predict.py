@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
-from conserve.sim.compare import SPLIT_POLICIES
 from conserve.sim.run import columns, simulate
 from conserve.sim.stats import Interval, mean_interval, paired_change, percentile
 
@@ -114,7 +113,7 @@ def scenario(engines: Engines, measured: Measured, policy: str, *, busy: bool) -
     made = [
         {
             "name": worker.name,
-            "role": worker.role if policy in SPLIT_POLICIES else "both",
+            "role": worker.role_under(policy),
             "grid": grid,
             "cost": {"overhead_s": 0.0, "kv_bytes_per_token": 1.0},
             "kv_tokens": tokens,

@@ -9,7 +9,7 @@ import pytest
 from conserve import ConfigError
 from conserve.live import LivePlan, Script
 from conserve.live.engines import from_urls, tiny
-from conserve.live.plan import scaled, scripts
+from conserve.live.plan import named, scaled, scripts
 from conserve.sim.workload import Conversation, TurnRecord
 
 TASK = Conversation(
@@ -107,6 +107,14 @@ def test_policies_that_split_need_both_roles() -> None:
         alike.check(["collocated", "strict"])
     with pytest.raises(ConfigError, match="tiny:1p2d"):
         tiny("tiny:0p2d")
+
+
+def test_a_policy_may_have_options() -> None:
+    assert named("strict") == ("strict", ())
+    assert named("ampd(min, X=0)") == ("ampd", ("rule=min", "X=0"))
+    plan(policies=("strict", "ampd(min)", "ampd(slo)"))
+    one = from_urls(["http://p0:8000"], ["http://d0:8000"], [], connector="nixl").workers[0]
+    assert one.role_under("ampd(min)") == "prefiller"
 
 
 def test_a_worker_is_told_to_the_door_by_what_it_does_under_the_policy() -> None:
