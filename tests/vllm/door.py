@@ -74,17 +74,17 @@ class Door:
 
     worker: Worker
 
-    def turn(self, body: dict[str, Any], conversation: str) -> Turn:
+    def turn(self, body: dict[str, Any], conversation: str, *, path: str = PATH) -> Turn:
         """One turn, read whole."""
-        with self.open(body, conversation) as response:
+        with self.open(body, conversation, path=path) as response:
             raw = response.read()
             return Turn(
                 response.status, {key.lower(): value for key, value in response.getheaders()}, json.loads(raw)
             )
 
-    def stream(self, body: dict[str, Any], conversation: str) -> Streamed:
+    def stream(self, body: dict[str, Any], conversation: str, *, path: str = PATH) -> Streamed:
         """One streamed turn, read whole."""
-        with self.open({**body, "stream": True}, conversation) as response:
+        with self.open({**body, "stream": True}, conversation, path=path) as response:
             raw = response.read().decode()
             headers = {key.lower(): value for key, value in response.getheaders()}
             if not headers["content-type"].startswith("text/event-stream"):
@@ -93,12 +93,14 @@ class Door:
             return Streamed(response.status, headers, [json.loads(each) for each in data if each != "[DONE]"])
 
     @contextmanager
-    def open(self, body: dict[str, Any], conversation: str) -> Iterator[http.client.HTTPResponse]:
+    def open(
+        self, body: dict[str, Any], conversation: str, *, path: str = PATH
+    ) -> Iterator[http.client.HTTPResponse]:
         """One turn whose answer the caller reads; leaving the block disconnects."""
         connection = self.worker.connect()
         headers = {"content-type": "application/json", "x-conversation-id": conversation}
         try:
-            connection.request("POST", PATH, json.dumps(body).encode(), headers)
+            connection.request("POST", path, json.dumps(body).encode(), headers)
             yield connection.getresponse()
         finally:
             connection.close()

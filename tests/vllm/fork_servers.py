@@ -31,6 +31,7 @@ SERVER_MODULES = (
     "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.attention.backends.cpu_attn",
+    "vllm.model_executor.models.llama",
     "vllm.model_executor.models.qwen3",
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl",
 )

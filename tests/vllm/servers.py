@@ -216,6 +216,19 @@ def mooncake_env() -> dict[str, str]:
     return {"PYTHONPATH": MOONCAKE, "LD_LIBRARY_PATH": f"{MOONCAKE}/lib"} if MOONCAKE else {}
 
 
+def start_talkers(forge: Forge, roles: Mapping[str, Role]) -> None:
+    """Servers of SmolLM2, as `demo`. In float32 its greedy text does not depend on what else is computed beside it."""
+    forge.start(
+        wishes(
+            roles,
+            model=SMOLLM2,
+            served_model_name="demo",
+            kv_cache_bytes=512 << 20,
+            flags=("--dtype", "float32"),
+        )
+    )
+
+
 def _inherited() -> dict[str, str]:
     """Our environment without what is meant for our own interpreter."""
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}

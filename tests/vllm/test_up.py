@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.vllm.servers import PYTHON, SMOLLM2, Forge, wishes
+from tests.vllm.servers import PYTHON, SMOLLM2, Forge, start_talkers
 from tests.workers.harness import Worker
 
 pytestmark = pytest.mark.skipif(not SMOLLM2, reason="needs SmolLM2 in a folder: make vllm-test")
@@ -63,15 +63,8 @@ def up(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         watchdog = threading.Timer(START_S, process.kill)
         watchdog.start()
         try:
-            forge.start(
-                wishes(
-                    {"talker": "both"},
-                    model=SMOLLM2,
-                    served_model_name="demo",
-                    kv_cache_bytes=512 << 20,
-                    flags=("--dtype", "float32"),
-                )
-            )
+            if "talker" not in forge.workers:
+                start_talkers(forge, {"talker": "both"})
             said = ""
             for line in process.stdout:
                 said += line
@@ -90,7 +83,6 @@ def up(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         finally:
             watchdog.cancel()
             process.kill()
-            forge.kill("talker")
 
 
 def test_an_openai_client_talks_to_it(up: Up) -> None:
