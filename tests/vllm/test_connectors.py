@@ -53,14 +53,15 @@ probe_interval_s = 0.2
 probe_timeout_s = 20
 {declared}
 """
-# What `connector = "nixl"` stands for, as a user would declare it.
+# What `connector = "nixl"` and `retention = "pin"` stand for, as a user would declare it.
 DECLARED = """
 [connector.my]
 prefill = { do_remote_decode = true, do_remote_prefill = false }
+retain = { do_remote_decode = true, do_remote_prefill = false }
 env = { VLLM_NIXL_SIDE_CHANNEL_HOST = "{host}", VLLM_NIXL_SIDE_CHANNEL_PORT = "{handoff_port}" }
 [connector.my.flags]
 prefiller = ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_buffer_device":"cpu","kv_connector_extra_config":{"num_threads":0}}']
-decoder = ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_consumer","kv_buffer_device":"cpu","kv_load_failure_policy":"fail","kv_connector_extra_config":{"num_threads":0}}']
+decoder = ["--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_consumer","kv_buffer_device":"cpu","kv_load_failure_policy":"fail","kv_connector_extra_config":{"num_threads":0,"bidirectional_kv_xfer":true,"decoder_kv_blocks_ttl":120,"kv_lease_duration":120}}']
 """
 
 
@@ -111,10 +112,20 @@ def rises(
 
 
 def test_nixl_as_a_connector_of_ones_own(forge: Forge, tmp_path: Path) -> None:
-    with fleet(forge, tmp_path, "", DECLARED) as door:
-        fetched, computed, headers = rises(forge, f"d0-{tmp_path.name}", door, token_ids(201, PROMPT_TOKENS))
+    pin = 'retention = "pin"\nretention_ttl_s = 120'
+    with fleet(forge, tmp_path, pin, DECLARED) as door:
+        decoder, prompt = f"d0-{tmp_path.name}", token_ids(201, PROMPT_TOKENS)
+        fetched, computed, headers = rises(forge, decoder, door, prompt)
         assert (fetched, computed) == (PROMPT_TOKENS, 0)
         assert headers["x-conserve-prefiller"] == "p0"
+        kept = forge[decoder].metrics()["vllm:kv_cache_usage_perc"] * door.row("d0")["kv_blocks"]
+        assert round(kept) == door.row("d0")["booked_blocks"] == 11, "321 + 16 tokens"
+        fetched, computed, headers = rises(forge, decoder, door, [*prompt, *token_ids(206, 3 * BLOCK_SIZE)])
+        assert (fetched, computed) == (0, 3 * BLOCK_SIZE + 1)
+        assert "x-conserve-prefiller" not in headers
+        kept = forge[decoder].metrics()["vllm:kv_cache_usage_perc"] * door.row("d0")["kv_blocks"]
+        # 417 + 16 tokens, and the block of turn 1 that was not full.
+        assert round(kept) == door.row("d0")["booked_blocks"] == 14 + 1
 
 
 def test_example_hands_whole_blocks_over_as_files(forge: Forge, tmp_path: Path) -> None:
