@@ -7,6 +7,8 @@ from collections import Counter
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
+from conserve.sim.workload import WORKLOADS
+
 from .blocks import Block, Figure, Heading, Listing, Paragraph, Table
 from .claims import CLAIMS, Verdict, judge
 from .full import FLEET, SLOS
@@ -325,6 +327,8 @@ def _full(results: Json) -> list[Block]:
     counts = told["conversations"].values()
     most, least = max(counts), min(counts)
     variants = ", ".join(f"`{told['variants'][name]}`" for name in told["policies"])
+    missing = [name for name in WORKLOADS if name not in told["conversations"]]
+    left_out = f" Not run: {', '.join(missing)}." if missing else ""
     sizes = f"{most} conversations a run" + (f" ({least} of the long sessions)" if least < most else "")
     blocks: list[Block] = [
         Heading(2, "Full mode: every policy, every trace"),
@@ -336,7 +340,7 @@ def _full(results: Json) -> list[Block]:
             f"Attained: the answer within {SLOS[-1]}x and the last turn's gaps within {SLOS[-1]}x of the conversation alone "
             f"(and {SLOS[0]}x, the stricter pair). Measured are conversations that arrive between 20 and 90 % of all. "
             "(n†): n seeds were unstable and are left out; —: most were, so there is no number. "
-            f"Changes are against `{BASE}`, paired by seed; bold: beyond doubt. Policies: {variants}."
+            f"Changes are against `{BASE}`, paired by seed; bold: beyond doubt. Policies: {variants}.{left_out}"
         ),
         _score(told["rows"], told["policies"]),
         Figure("full.svg", f"Change of p95 TTFET without tools against {BASE}, by policy and trace"),
