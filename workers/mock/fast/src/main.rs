@@ -8,6 +8,7 @@
 )]
 
 mod answer;
+mod conn;
 mod handoff;
 mod http;
 mod leg;

@@ -11,49 +11,18 @@ use std::io::{ErrorKind, Read, Result, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use memchr::memmem;
-use mio::net::{TcpListener, TcpStream};
+use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token};
 
 use crate::answer::{self, Facts};
+use crate::conn::{Conn, Work};
 use crate::handoff::Handoff;
-use crate::http::Reader;
 use crate::leg::{Asked, Leg, Role, says_true};
 use crate::now_ns;
 use crate::options::Options;
 use crate::spec::Spec;
 
-/// How much of a body's start is kept, and of its end: enough to find `stream` and `user`.
-const KEPT: usize = 8 << 10;
-const ENDS: usize = 1 << 10;
 const DOOR: Token = Token(usize::MAX);
-
-enum Work {
-    Idle,
-    /// The answer begins when it is due.
-    Late(Spec, Asked),
-    /// Events still to come.
-    Stream(Spec, u64, Asked),
-    /// Says nothing more.
-    Stalled,
-}
-
-struct Conn {
-    stream: TcpStream,
-    reader: Reader,
-    /// Start of the request's body.
-    body: Vec<u8>,
-    /// Its last bytes, once it is larger than what is kept of the start.
-    end: Vec<u8>,
-    /// Bytes of the next request, read before the answer was out.
-    held: Vec<u8>,
-    out: Vec<u8>,
-    at: usize,
-    /// Bytes of the answer so far.
-    sent: usize,
-    work: Work,
-    serial: u64,
-}
 
 struct Worker {
     conns: Vec<Option<Conn>>,
@@ -148,18 +117,7 @@ impl Worker {
                 continue;
             }
             self.serial += 1;
-            let conn = Conn {
-                stream,
-                reader: Reader::new(),
-                body: Vec::new(),
-                end: Vec::new(),
-                held: Vec::new(),
-                out: Vec::new(),
-                at: 0,
-                sent: 0,
-                work: Work::Idle,
-                serial: self.serial,
-            };
+            let conn = Conn::new(stream, self.serial);
             if token == self.conns.len() {
                 self.conns.push(Some(conn));
             } else {
@@ -202,27 +160,13 @@ impl Worker {
                 conn.held.extend_from_slice(bytes);
                 return conn.held.len() < 16 << 20;
             }
-            let Conn {
-                reader, body, end, ..
-            } = conn;
-            let keep = |piece: &[u8]| {
-                let room = KEPT - body.len();
-                body.extend_from_slice(&piece[..piece.len().min(room)]);
-                if piece.len() > room {
-                    let rest = &piece[room.max(piece.len().saturating_sub(ENDS))..];
-                    end.drain(..(end.len() + rest.len()).saturating_sub(ENDS));
-                    end.extend_from_slice(rest);
-                }
-            };
-            let Ok((size, is_complete)) = reader.feed(bytes, keep) else {
+            let Ok((size, is_complete)) = conn.feed(bytes) else {
                 return false;
             };
             bytes = &bytes[size..];
             if is_complete {
                 self.answer(token, conn);
-                conn.reader.next();
-                conn.body.clear();
-                conn.end.clear();
+                conn.forget_request();
                 if !self.flush(token, conn) {
                     return false;
                 }
@@ -253,12 +197,7 @@ impl Worker {
             conn.out = answer::whole(&said, "text/plain", b"");
             return;
         }
-        let words = conn
-            .reader
-            .header("x-mock")
-            .or_else(|| user(&conn.body))
-            .or_else(|| user(&conn.end));
-        let spec = match words.map(|words| self.told.with(words)) {
+        let spec = match conn.words().map(|words| self.told.with(words)) {
             None => self.told.clone(),
             Some(Ok(spec)) => spec,
             Some(Err(_)) => Spec {
@@ -266,7 +205,7 @@ impl Worker {
                 ..Spec::new(1, 0)
             },
         };
-        let streams = is_streamed(&conn.body) || is_streamed(&conn.end);
+        let streams = conn.wants_stream();
         let mut asked = Asked::canned(streams);
         if self.role != Role::Any && spec.status == 200 {
             // Contiguous unless the middle of the body was not kept.
@@ -473,15 +412,4 @@ impl Worker {
         let is_open = self.flush(token, &mut conn);
         self.put_back(token, conn, is_open);
     }
-}
-
-fn is_streamed(body: &[u8]) -> bool {
-    says_true(body, r#""stream":"#)
-}
-
-/// Words after `mock` in the body's field `user`.
-fn user(body: &[u8]) -> Option<&str> {
-    let at = memmem::find(body, br#""user":"#)? + br#""user":"#.len();
-    let text = str::from_utf8(body[at..].get(..256).unwrap_or(&body[at..])).ok()?;
-    text.trim_start().strip_prefix("\"mock ")?.split('"').next()
 }
