@@ -85,6 +85,40 @@ async def test_what_is_not_http_is_400_and_ends_the_connection(cluster: StartClu
         await c.nothing_booked()
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        request(CHAT, b"0\r\n\r\n", "transfer-encoding: xchunked"),
+        request(CHAT, b"fffffffffffffffff\r\nx", "transfer-encoding: chunked"),
+        request(CHAT, b"0x5\r\nhello\r\n0\r\n\r\n", "transfer-encoding: chunked"),
+        request(CHAT, b"5\nhello\n0\n\n", "transfer-encoding: chunked"),
+        request(CHAT, b"5;" + b"a" * 1_000_000, "transfer-encoding: chunked"),
+        request(CHAT, BODY, f"content-length: +{len(BODY)}"),
+        request(CHAT, BODY, f"content-length: {len(BODY)}, {len(BODY)}"),
+        request(CHAT, BODY, "x-a: b\0c"),
+        request(CHAT, BODY, "x-a: b\rcontent-length: 1"),
+    ],
+    ids=[
+        "no coding",
+        "too large",
+        "hex",
+        "line feeds",
+        "extension",
+        "plus",
+        "list",
+        "NUL",
+        "carriage return",
+    ],
+)
+async def test_framing_that_others_read_otherwise_is_refused(cluster: StartCluster, bad: bytes) -> None:
+    async with cluster() as c, connect(c.url) as raw, asyncio.timeout(20):
+        await raw.send(bad + request(CHAT, BODY))
+        assert (await raw.head())[0] == 400
+        assert b"HTTP/1.1 2" not in await raw.reader.read(), "nothing behind it is served"
+        assert not any(mock.requests for mock in c.workers)
+        await c.settled()
+
+
 @pytest.mark.parametrize("framing", [(0, 1), (1, 0)], ids=["length and chunked", "chunked and length"])
 async def test_nothing_is_served_behind_a_request_with_two_ends(
     cluster: StartCluster, framing: tuple[int, int]

@@ -89,8 +89,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._offers_upgrade = True
             return
         self._in_head = False
-        self._has_begun = True
         super().on_headers_complete()
+        # Not with a target that is no path, as of CONNECT: that raises.
+        self._has_begun = self.cycle is not None
 
     def on_message_complete(self) -> None:
         """The body is whole."""
@@ -154,12 +155,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self._has_begun and not self.cycle.response_complete
 
+    def _may_not_speak(self) -> bool:
+        """Bytes of an answer are on their way, or answers to earlier requests are due."""
+        return self._is_answering() and (self.cycle.response_started or bool(self.pipeline))
+
     def _refuse(self, status: int, code: str, text: str) -> None:
         """Answer, unless another answer is under way, and close."""
         self._stop_timer()
         if self.transport.is_closing():
             return
-        if not self._is_answering():
+        if not self._may_not_speak():
             content = body_of(text, code=code, status=status)
             headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + headers % len(content) + content)
