@@ -234,8 +234,8 @@ impl Engine {
             }),
             computing: match prefiller {
                 None => {
-                    let head = self.shared_head.get().0;
-                    self.computing(decoder, Tokens(asking.prompt.0.saturating_sub(head)))
+                    let shared = self.shared_head.get().0;
+                    self.computing(decoder, Tokens(asking.prompt.0.saturating_sub(shared)))
                 }
                 Some(_) => Tokens(0),
             },
