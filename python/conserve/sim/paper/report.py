@@ -56,16 +56,15 @@ def report(results: Json) -> list[Block]:
 
 
 def _preface(results: Json) -> list[Block]:
-    small = "SMALL=1 " if results["small"] else ""
     lines = (
         "recorded traces" if results["recorded"] else "traces from the fitted generators, not recorded ones"
     )
     return [
         Paragraph(
             'What the simulator makes of "Observation, Not Prediction: Conversation-Level Disaggregated Scheduling for '
-            'Agentic Serving" (arXiv 2606.01839). Every number on this page is written by one command:'
+            'Agentic Serving" (arXiv 2606.01839). Every number on this page is written by one command; `make paper` runs it whole:'
         ),
-        Listing(f"make paper {small}".strip()),
+        Listing(results["command"]),
         Paragraph(
             f"{results['seeds']} seeds; means with 95 % intervals (Student's t), changes paired by seed. Paper mode runs the 256 "
             f"conversations that the paper used; full mode uses {lines}. Nothing was fitted to a number of the paper: step "

@@ -44,6 +44,16 @@ class Plan:
     processes: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     @property
+    def command(self) -> str:
+        """What to type for the same run."""
+        words = ["conserve sim paper"]
+        words += ["--small"] * self.small
+        words += [f"--part {part}" for part in self.parts if self.parts != PARTS]
+        words += [f"--trace {trace}" for trace in self.traces]
+        words += [f"--seeds {self.seeds}"] * (self.seeds is not None)
+        return " ".join(words)
+
+    @property
     def repeats(self) -> int:
         """Seeds of each setting."""
         return self.seeds if self.seeds is not None else 3 if self.small else 10
@@ -126,6 +136,7 @@ def run(plan: Plan, *, done: Callable[[str, int, int], None] | None = None) -> J
 def gather(plan: Plan, store: Store) -> Json:
     """Every table, from cells that were run."""
     results: Json = {
+        "command": plan.command,
         "seeds": plan.repeats,
         "small": plan.small,
         "recorded": plan.recorded,
