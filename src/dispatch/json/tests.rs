@@ -11,10 +11,10 @@ fn accepts(text: &[u8]) -> bool {
 }
 
 #[test]
-fn every_byte_at_every_place_of_a_block_is_told_apart() {
+fn every_byte_at_every_place_of_a_lane_is_told_apart() {
     for byte in 0..=255_u8 {
-        for place in 0..32 {
-            let mut block = [0xff; 32];
+        for place in 0..16 {
+            let mut block = [0xff; 16];
             block[place] = byte;
             let is_special = byte == b'"' || byte == b'\\' || byte < 0x20;
             assert_eq!(
@@ -28,8 +28,8 @@ fn every_byte_at_every_place_of_a_block_is_told_apart() {
 
 #[test]
 fn strings_end_where_they_end_wherever_blocks_end() {
-    for length in 0..100 {
-        for escape in ["", "\\n", "\\\"", "\\u00e9", "\\\\"] {
+    for length in (0..20).chain(58..72).chain(124..132) {
+        for escape in ["", "\\n", "\\\"", "\\u00e9", "\\\\", "\\\\\\\"", "\\/\\r"] {
             for place in 0..=length {
                 let text = format!(
                     "\"{}{escape}{}\"{}",
@@ -44,6 +44,29 @@ fn strings_end_where_they_end_wherever_blocks_end() {
                     "{text:?}"
                 );
                 assert_eq!(found.escaped, !escape.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_in_a_string_is_told_with_its_place_wherever_blocks_end() {
+    for length in (0..20).chain(58..72).chain(124..132) {
+        // What is wrong, and how far behind its first byte.
+        for (wrong, what, offset) in [
+            ("\\x", "unknown escape", 0),
+            ("\\\n", "unknown escape", 0),
+            ("\\\\\\a", "unknown escape", 2),
+            ("\\u00g0", "expected four hexadecimal digits", 2),
+            ("\\u12\"", "expected four hexadecimal digits", 2),
+            ("\t", "control character inside a string", 0),
+            ("\\\\\u{1f}", "control character inside a string", 2),
+        ] {
+            for tail in ["\\q\n\"", &" ".repeat(70)] {
+                let text = format!("\"{}{wrong}{tail}", "a".repeat(length));
+                let found = Scanner::new(text.as_bytes(), 1).string();
+                let at = 1 + length + offset;
+                assert_eq!(found, Err(Malformed::Expected { what, at }), "{text:?}");
             }
         }
     }
