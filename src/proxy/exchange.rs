@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Bytes, BytesMut};
 use http::header::{HOST, HeaderMap, HeaderValue};
@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use super::headers;
 use super::outgoing::Whole;
 use super::pool::Conn;
+use super::quiet::Quiet;
 use super::shared::Shared;
 use super::socket::Socket;
 use super::tls;
@@ -74,6 +75,9 @@ pub(crate) struct Exchange {
     /// The connection has ended; what it had read is still in `body`.
     is_closed: bool,
     body: Incoming,
+    /// The connection was told that more of the body is wanted.
+    is_asked: bool,
+    quiet: Quiet,
 }
 
 /// Sends `upstream`; the answer once its head is here.
@@ -133,13 +137,16 @@ async fn send(
     path: &str,
 ) -> Result<(u16, HeaderMap, Exchange), Broken> {
     let request = request(authority(&conn.origin), upstream, path)?;
-    let (response, is_closed) = exchange(&mut conn, request).await?;
+    let mut quiet = Quiet::default();
+    let (response, is_closed) = exchange(&mut conn, request, &mut quiet).await?;
     let (head, body) = response.into_parts();
     let exchange = Exchange {
         shared: Arc::clone(shared),
         conn: Some(conn),
         is_closed,
         body,
+        is_asked: false,
+        quiet,
     };
     Ok((head.status.as_u16(), head.headers, exchange))
 }
@@ -148,17 +155,20 @@ async fn send(
 async fn exchange(
     conn: &mut Conn,
     request: Request<Whole>,
+    quiet: &mut Quiet,
 ) -> Result<(Response<Incoming>, bool), hyper::Error> {
     let mut answer = pin!(conn.sender.send_request(request));
     let driver = &mut conn.driver;
     let mut is_closed = false;
     std::future::poll_fn(move |context| {
-        // Its own error reaches `answer`.
-        is_closed = is_closed || driver.as_mut().poll(context).is_ready();
-        answer
-            .as_mut()
-            .poll(context)
-            .map_ok(|response| (response, is_closed))
+        quiet.poll(context, |context| {
+            // Its own error reaches `answer`.
+            is_closed = is_closed || driver.as_mut().poll(context).is_ready();
+            answer
+                .as_mut()
+                .poll(context)
+                .map_ok(|response| (response, is_closed))
+        })
     })
     .await
 }
@@ -197,28 +207,48 @@ impl Exchange {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<Bytes>, Broken>> {
-        // The connection reads only what somebody asked for, and asking happens in `poll_frame`: hence twice.
-        for _ in 0..2 {
-            if let (false, Some(conn)) = (self.is_closed, &mut self.conn) {
-                self.is_closed = conn.driver.as_mut().poll(context).is_ready();
-            }
-            match Pin::new(&mut self.body).poll_frame(context) {
-                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(bytes) => return Poll::Ready(Ok(Some(bytes))),
+        let mut quiet = std::mem::take(&mut self.quiet);
+        let polled = quiet.poll(context, |context| self.poll_parts(context));
+        self.quiet = quiet;
+        polled
+    }
+
+    fn poll_parts(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+        // The connection reads only what somebody asked for, and asking happens in `poll_body`: hence it comes first, unless
+        // the connection was asked when this was called before.
+        if !self.is_asked
+            && let ready @ Poll::Ready(_) = self.poll_body()
+        {
+            return ready;
+        }
+        if let (false, Some(conn)) = (self.is_closed, &mut self.conn) {
+            self.is_closed = conn.driver.as_mut().poll(context).is_ready();
+        }
+        self.poll_body()
+    }
+
+    /// What the connection has read, or asks it to read. Wakes nobody: the connection is polled before it each time, and
+    /// nothing else adds to the body.
+    fn poll_body(&mut self) -> Poll<Result<Option<Bytes>, Broken>> {
+        let mut nobody = Context::from_waker(Waker::noop());
+        loop {
+            let frame = Pin::new(&mut self.body).poll_frame(&mut nobody);
+            self.is_asked = frame.is_pending();
+            return match ready!(frame) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(bytes) => Poll::Ready(Ok(Some(bytes))),
                     // Trailers are of one hop.
-                    Err(_) => context.waker().wake_by_ref(),
+                    Err(_) => continue,
                 },
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error.into())),
-                Poll::Ready(None) => {
+                Some(Err(error)) => Poll::Ready(Err(error.into())),
+                None => {
                     if let Some(conn) = self.conn.take().filter(|_| !self.is_closed) {
                         self.shared.pool.keep(conn);
                     }
-                    return Poll::Ready(Ok(None));
+                    Poll::Ready(Ok(None))
                 }
-                Poll::Pending => {}
-            }
+            };
         }
-        Poll::Pending
     }
 
     /// The rest of the body, at most `limit` bytes.

@@ -24,6 +24,7 @@ mod intake;
 mod log;
 mod outgoing;
 mod pool;
+mod quiet;
 mod relay;
 mod server;
 mod service;

@@ -1,5 +1,6 @@
 //! Listens, serves each connection, drains, stops.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
@@ -20,6 +21,7 @@ use super::clock::Clock;
 use super::config::DoorConfig;
 use super::connection::{Connection, Limits, Link};
 use super::log::Line;
+use super::quiet::Quiet;
 use super::service;
 use super::shared::{Shared, Stage};
 use super::socket::Socket;
@@ -36,6 +38,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long what is left may take to end.
 const LAST_WAIT: Duration = Duration::from_secs(1);
+/// What is read from a client at once, at most: a body that comes with one read is never copied.
+const READ_LIMIT_BYTES: usize = 1 << 20;
 /// The largest head of an HTTP/2 request, in bytes.
 const HEAD_LIST_LIMIT_BYTES: u32 = 64 << 10;
 /// Streams of one HTTP/2 connection at once.
@@ -285,12 +289,18 @@ async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, shared: Arc<Sha
         let mut served = pin!(
             http1::Builder::new()
                 .max_header_size(HEAD_LIMIT_BYTES)
+                .max_buf_size(READ_LIMIT_BYTES)
                 .serve_connection(io, serve)
         );
+        let mut quiet = Quiet::default();
+        let mut serving =
+            poll_fn(|context| quiet.poll(context, |context| served.as_mut().poll(context)));
         tokio::select! {
-            _ = served.as_mut() => return,
-            () = stopped => served.as_mut().graceful_shutdown(),
+            biased;
+            _ = &mut serving => return,
+            () = stopped => {}
         }
+        served.as_mut().graceful_shutdown();
         let _ = served.await;
     }
 }
