@@ -70,7 +70,8 @@ def plan(fleet: FleetFile) -> Plan:
     router_port = (
         door.take(settings.port, owner="router", key="router.port")
         if settings.port
-        else door.take_free(owner="router", key="router.port")
+        # It is bound only when the workers serve, minutes later.
+        else door.take_free(owner="router", key="router.port", hold=True)
     )
     laid = list(_lay_out(fleet, ports))
     commands = _commands(fleet, laid)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import weakref
 from dataclasses import dataclass
 
 from conserve.errors import ConfigError
@@ -39,17 +41,25 @@ class Ports:
         self.given.append(Given(port, owner, key))
         return port
 
-    def take_free(self, *, owner: str, key: str) -> int:
-        """Give out a port that the system says is free."""
+    def take_free(self, *, owner: str, key: str, hold: bool = False) -> int:
+        """Give out a port that the system says is free.
+
+        With `hold` the system names it to nobody else while these `Ports` live, and whoever binds it with SO_REUSEADDR
+        may still listen on it.
+        """
         held: list[socket.socket] = []
         try:
             while True:
                 # Ports that were refused stay held meanwhile, so that the system names another.
                 probe = _bound(self._host, 0)
-                held.append(probe)
                 port = int(probe.getsockname()[1])
-                if all(other.port != port for other in self.given):
-                    return self.take(port, owner=owner, key=key)
+                if any(other.port == port for other in self.given):
+                    held.append(probe)
+                    continue
+                if hold:
+                    weakref.finalize(self, os.close, probe.detach())
+                probe.close()
+                return self.take(port, owner=owner, key=key)
         finally:
             for each in held:
                 each.close()
