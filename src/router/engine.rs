@@ -22,7 +22,7 @@ use crate::recent::Recent;
 use crate::roles::Advisor;
 use crate::sync::{Counter, Mutex};
 use crate::table::Table;
-use crate::units::{ConversationKey, Timestamp, Tokens, WorkerId};
+use crate::units::{Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
 
 /// Everything that turns share.
 pub(crate) struct Engine {
@@ -367,6 +367,7 @@ impl Engine {
             queued: None,
             computing: self.computing(decoder, Tokens(asking.prompt.0.saturating_sub(resident))),
             reserved: reservation.hand_to_turn(),
+            lent: Blocks::ZERO,
             prompt: asking.prompt,
             context: conversation.context(),
             turn: u32::from(next.turn),

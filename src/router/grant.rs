@@ -31,6 +31,8 @@ pub(crate) struct Grant {
     pub(crate) computing: Tokens,
     /// Blocks booked for this turn.
     pub(crate) reserved: Blocks,
+    /// Of these, blocks that its conversation holds there already and lent to a prompt that is computed elsewhere.
+    pub(crate) lent: Blocks,
     pub(crate) prompt: Tokens,
     /// Tokens that its conversation had when it began; those of its last finished turn.
     pub(crate) context: Tokens,

@@ -240,6 +240,7 @@ impl Engine {
                 Some(_) => Tokens(0),
             },
             reserved: reservation.hand_to_turn().plus(held),
+            lent: held,
             prompt: asking.prompt,
             context,
             turn: u32::from(turn),

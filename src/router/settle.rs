@@ -335,10 +335,14 @@ impl Engine {
         }
         let never_pinned = !grant.conversation.was_pinned();
         let (brings, lost) = (!grant.handed_over, why == FailReason::DecoderLost);
+        // What its conversation had at home before is there still.
+        let lent = grant.lent.min(grant.reserved);
         let step = |state: State| -> Result<State, std::convert::Infallible> {
             let brings = brings && state.phase == ConversationPhase::Placing;
             Ok(if !state.is_on(grant.decoder) || !(brings || lost) {
                 state.leave()
+            } else if brings && !lost && lent > Blocks::ZERO {
+                state.settle(lent)
             } else if brings && never_pinned && state.in_flight == 1 {
                 state.close().map_or(state, State::leave)
             } else {
@@ -348,11 +352,23 @@ impl Engine {
         let Ok((before, after)) = grant.conversation.update(step);
         let freed = before.blocks.less(after.blocks);
         let moved = before.phase != after.phase;
-        if moved {
+        if moved && after.phase != ConversationPhase::Pinned {
             decoder.conversations.sub(1);
         }
         let capacity = decoder.capacity().unwrap_or_default();
-        let keep = -i64::from(freed.get());
+        // An engine that pins keeps what the conversation had, whatever became of the conversation.
+        let had = if after.is_on(grant.decoder) {
+            Blocks::ZERO
+        } else {
+            freed.plus(if brings { lent } else { Blocks::ZERO })
+        };
+        let kept_until = self
+            .kept_until(grant.conversation.last_used(), now)
+            .filter(|_| !decoder.is_lost());
+        let stays = kept_until.map_or(Blocks::ZERO, |_| had);
+        decoder.retained.add(stays, kept_until.unwrap_or_default());
+        let held = |state: State| i64::from(state.blocks.get());
+        let keep = held(after) + i64::from(stays.get()) - held(before);
         let (_, somebody_waits) = decoder.occupancy.settle(grant.reserved, keep, capacity);
         let Grant {
             key, decoder, turn, ..

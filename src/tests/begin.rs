@@ -568,3 +568,48 @@ fn a_turn_that_waits_to_grow_is_asked_again_where_its_prompt_is_computed() {
     finish(next);
     assert_eq!(booked(&router, 1), 70);
 }
+
+#[test]
+fn a_conversation_whose_prompt_failed_elsewhere_stays_at_home() {
+    let config = Config {
+        policy: PolicyKind::Disaggregated.into(),
+        ..Config::default()
+    };
+    let router = fleet(config, 1, &[100, 100]);
+    run(&router, 1, 60);
+    let home = router.conversation(key(1)).expect("open").decoder;
+    for (blocks, why) in [
+        (70, FailReason::PrefillFailed),
+        (80, FailReason::ClientGone),
+        (61, FailReason::DecoderError),
+    ] {
+        let next = ask(&router, 1, blocks).expect("room");
+        assert!(next.route().handoff, "computed on the prefiller");
+        next.fail(why, at(2));
+        let view = router.conversation(key(1)).expect("open");
+        assert_eq!((&view.decoder, view.in_flight), (&home, 0), "{why:?}");
+        let booked: Vec<_> = (1..3).map(|worker| booked(&router, worker)).collect();
+        assert_eq!(
+            booked.iter().sum::<u32>(),
+            60,
+            "what it had, not its growth"
+        );
+        router.check().expect("the accounting identity");
+    }
+    // A prompt that turned out shorter than what lies there leaves no more than was booked.
+    let mut next = ask(&router, 1, 70).expect("room");
+    next.prefilled(Tokens(20 * 16), at(2));
+    next.fail(FailReason::Rejected, at(2));
+    router.check().expect("the accounting identity");
+    let lost = ask(&router, 1, 70).expect("room");
+    lost.fail(FailReason::DecoderLost, at(2));
+    assert_eq!(router.conversation(key(1)).expect("open").decoder, None);
+    router.check().expect("the accounting identity");
+    let conversations = router
+        .snapshot(at(2))
+        .workers
+        .iter()
+        .map(|worker| worker.conversations)
+        .sum::<u64>();
+    assert_eq!(conversations, 0);
+}

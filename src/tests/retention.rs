@@ -5,9 +5,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::support::{SECOND, at, booked, fleet, granted, key, wait};
-use crate::config::Config;
+use crate::config::{Config, PolicyKind};
 use crate::error::Rejected;
-use crate::router::{Begin, Router, Turn, TurnRequest, Usage};
+use crate::router::{Begin, FailReason, Router, Turn, TurnRequest, Usage};
 use crate::units::{Timestamp, Tokens};
 
 const TTL: u64 = 100;
@@ -201,6 +201,38 @@ fn a_newcomer_goes_where_nothing_is_kept() {
     );
 }
 
+#[test]
+fn what_a_decoder_keeps_of_a_conversation_that_a_failed_turn_unpins_is_booked() {
+    let router = fleet(pinning(), 0, &[20]);
+    turn(&router, 1, 96, None, at(1));
+    // A connection that was cut, say: the decoder may live.
+    let next = begin(&router, 1, 128, at(10)).expect("there is room");
+    next.fail(FailReason::DecoderLost, at(11));
+    assert_eq!((booked(&router, 0), retained(&router)), (6, 6));
+    router.check().expect("the accounting identity");
+    router.tick(at(10 + TTL));
+    assert_eq!(booked(&router, 0), 0);
+}
+
+#[test]
+fn what_home_keeps_of_a_closed_conversation_is_booked_when_its_prompt_fails_elsewhere() {
+    let config = Config {
+        policy: PolicyKind::Disaggregated.into(),
+        ..pinning()
+    };
+    let router = fleet(config, 1, &[20]);
+    let kept = || router.snapshot(at(0)).workers[1].retained.get();
+    turn(&router, 1, 96, None, at(1));
+    let next = begin(&router, 1, 128, at(10)).expect("there is room");
+    assert!(next.route().handoff, "computed on the prefiller");
+    assert!(router.close(key(1), at(11)));
+    next.fail(FailReason::ClientGone, at(12));
+    assert_eq!((booked(&router, 1), kept()), (6, 6));
+    router.check().expect("the accounting identity");
+    router.tick(at(10 + TTL));
+    assert_eq!(booked(&router, 1), 0);
+}
+
 /// What may happen to a conversation.
 #[derive(Debug, Clone)]
 enum Happening {
@@ -212,6 +244,10 @@ enum Happening {
         place: usize,
         output: u32,
         cached: Option<u32>,
+    },
+    Fail {
+        place: usize,
+        lost: bool,
     },
     Drop(usize),
     Close(u128),
@@ -225,6 +261,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         4 => (0..4_u128, 1..300_u32).prop_map(|(number, tokens)| Happening::Begin { number, tokens }),
         4 => (0..4_usize, 0..40_u32, cached)
             .prop_map(|(place, output, cached)| Happening::Finish { place, output, cached }),
+        1 => (0..4_usize, any::<bool>()).prop_map(|(place, lost)| Happening::Fail { place, lost }),
         1 => (0..4_usize).prop_map(Happening::Drop),
         1 => (0..4_u128).prop_map(Happening::Close),
         1 => (0..4_u128).prop_map(Happening::Relocate),
@@ -238,10 +275,13 @@ proptest! {
     #[test]
     fn the_books_balance_and_end_empty(
         evict_idle in any::<bool>(),
+        elsewhere in any::<bool>(),
         capacities in proptest::collection::vec(5..40_u64, 1..3),
         happenings in proptest::collection::vec(happening(), 1..60),
     ) {
-        let router = fleet(Config { evict_idle, ..pinning() }, 0, &capacities);
+        let policy = if elsewhere { PolicyKind::Disaggregated } else { PolicyKind::Strict };
+        let config = Config { evict_idle, policy: policy.into(), ..pinning() };
+        let router = fleet(config, usize::from(elsewhere), &capacities);
         let (mut turns, mut now, mut last) = (Vec::new(), at(1), at(1));
         for each in happenings {
             match each {
@@ -256,7 +296,12 @@ proptest! {
                     last = now;
                 }
                 Happening::Drop(place) if place < turns.len() => drop(turns.swap_remove(place)),
-                Happening::Finish { .. } | Happening::Drop(_) => {}
+                Happening::Fail { place, lost } if place < turns.len() => {
+                    let why = if lost { FailReason::DecoderLost } else { FailReason::Rejected };
+                    turns.swap_remove(place).fail(why, now);
+                    last = now;
+                }
+                Happening::Finish { .. } | Happening::Fail { .. } | Happening::Drop(_) => {}
                 Happening::Close(number) => { router.close(key(number), now); }
                 Happening::Relocate(number) => { router.relocate(key(number), now); }
                 Happening::Pass(seconds) => {
@@ -266,7 +311,7 @@ proptest! {
             }
             router.check().expect("the accounting identity");
             for row in router.snapshot(now).workers {
-                prop_assert!(row.booked <= row.capacity.expect("known"));
+                prop_assert!(row.booked <= row.capacity.unwrap_or_default());
             }
         }
         turns.clear();

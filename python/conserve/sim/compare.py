@@ -34,6 +34,9 @@ SPLIT_POLICIES: Final = (*(name for name, splits, _ in policies() if splits), "o
 SIMULATED: Final = (*POLICIES, "oracle")
 """Those that `compare` runs: what `conserve serve` takes, and one that no router could be."""
 
+MAX_OF_A_KIND: Final = 1024
+"""Most prefillers, and most decoders."""
+
 _SEPARATOR: Final = re.compile(r",(?![^(]*\))")
 _FLEET: Final = re.compile(r"(\d+)[pP](\d+)[dD]")
 
@@ -63,9 +66,11 @@ class Fleet:
             ConfigError: it is not written like that, or lacks prefillers or decoders.
         """
         found = _FLEET.fullmatch(text)
-        if found is None or "0" in found.groups():
+        if found is None or not all(
+            len(count) < 5 and 0 < int(count) <= MAX_OF_A_KIND for count in found.groups()
+        ):
             raise ConfigError(
-                f"fleet is {text!r}; write prefillers and decoders, at least one of each, as 1P3D"
+                f"fleet is {text!r}; write prefillers and decoders, 1 to {MAX_OF_A_KIND} of each, as 1P3D"
             )
         return cls(int(found[1]), int(found[2]), preset)
 

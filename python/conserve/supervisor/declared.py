@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from conserve.errors import ConfigError
+
 from .toml_table import Table
 
 _ROLES: Final = ("prefiller", "decoder", "both")
@@ -46,13 +48,21 @@ class Declared:
         )
         flags.nothing_else()
         table.nothing_else()
+        try:
+            json.loads(made.shape)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{table.place}: prefill, decode and retain take what JSON has: {error}", key=table.place
+            ) from error
         return made
 
     @property
     def shape(self) -> str:
         """For the router's setting `connector_shape`."""
         decode = self.decode if isinstance(self.decode, str) else dict(self.decode)
-        return json.dumps({"prefill": dict(self.prefill), "decode": decode, "retain": dict(self.retain)})
+        return json.dumps(
+            {"prefill": dict(self.prefill), "decode": decode, "retain": dict(self.retain)}, allow_nan=False
+        )
 
     def flag_said_twice(self, role: str, flags: Sequence[str]) -> str | None:
         """A flag that both the connector and a tier of this role give."""

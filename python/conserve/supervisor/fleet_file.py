@@ -118,6 +118,8 @@ class FleetFile:
             top = Table("", tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"is not TOML: {error}") from error
+        except RecursionError as error:
+            raise ConfigError("is nested too deep") from error
         tables = top.tables("tier")
         models = _same(tables, top, "model", Table.text)
         sizes = _same(tables, top, "block_size", lambda table, key: table.whole(key, 1, 1024))
@@ -182,8 +184,10 @@ def _tier(table: Table, place: int) -> Tier:
     if not _NAME.fullmatch(tier.name):
         raise table.wrong("name", f"letters, digits, '.', '_' or '-', not {tier.name!r}")
     for flag in tier.flags:
-        if key := _OWN_FLAGS.get(flag.partition("=")[0]):
-            raise table.wrong("flags", f"anything but {flag.partition('=')[0]}, which is set with {key!r}")
+        said = flag.partition("=")[0]
+        # vLLM takes `_` for `-`, and a part of a JSON option behind a dot.
+        if key := _OWN_FLAGS.get(said.partition(".")[0].replace("_", "-")):
+            raise table.wrong("flags", f"anything but {said}, which is set with {key!r}")
     if tier.power_limit_w is not None and not tier.gpus:
         raise table.wrong("power_limit_w", "nothing without gpus: it limits each of them")
     if len(set(tier.gpus)) != len(tier.gpus):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, overload
@@ -24,9 +23,9 @@ class Table:
         return ConfigError(f"{name}: takes {accepted}", key=name, accepted=accepted)
 
     def text(self, key: str) -> str | None:
-        """A string that is not empty."""
+        """A string that is not empty and can be an argument."""
         value = self._take(key)
-        if value is not None and (not isinstance(value, str) or not value):
+        if value is not None and not _is_text(value):
             raise self.wrong(key, f"a string, not {value!r}")
         return value
 
@@ -65,7 +64,7 @@ class Table:
         if value is None:
             return default
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not 0 < value <= 86_400:
+        if not number or not 0 < value <= 86_400:
             raise self.wrong(key, f"seconds above 0, up to 86400, not {value!r}")
         return float(value)
 
@@ -75,15 +74,17 @@ class Table:
         if value is None:
             return ()
         listed = [value] if isinstance(value, str) else value
-        if not isinstance(listed, list) or not all(isinstance(each, str) and each for each in listed):
+        if not isinstance(listed, list) or not all(map(_is_text, listed)):
             raise self.wrong(key, f"a list of strings, not {value!r}")
         return tuple(listed)
 
     def strings(self, key: str) -> Mapping[str, str]:
-        """A table of strings."""
+        """A table of strings, for the environment of a process."""
         value = self.table(key)
         for name, each in value.items():
-            if not isinstance(each, str):
+            if not _is_text(name) or "=" in name:
+                raise self.wrong(key, f"names of environment variables, not {name!r}")
+            if not isinstance(each, str) or "\0" in each:
                 raise self.wrong(f"{key}.{name}", f"a string, not {each!r}")
         return value
 
@@ -133,6 +134,11 @@ class Table:
     def _take(self, key: str) -> Any:  # noqa: ANN401 - TOML has any type; the caller checks
         self._known[key] = None
         return self._values.get(key)
+
+
+def _is_text(value: object) -> bool:
+    # No argument and no variable of a process can hold a NUL.
+    return isinstance(value, str) and bool(value) and "\0" not in value
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:

@@ -25,7 +25,7 @@ def test_every_policy_runs_on_as_many_gpus() -> None:
         "decoder",
     ]
     assert [engine["role"] for engine in fleet.engines("collocated")] == ["both"] * 4
-    for text in ("3", "0P3D", "1P0D", "P3D"):
+    for text in ("3", "0P3D", "1P0D", "P3D", "1P00D", "1P1025D", f"{'9' * 5000}P1D"):
         with pytest.raises(ConfigError, match="as 1P3D"):
             Fleet.read(text)
 

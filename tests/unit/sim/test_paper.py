@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conserve.cli import main
+from conserve.errors import ConfigError
 from conserve.sim.paper import mode
 from conserve.sim.paper.blocks import Block, Heading, Paragraph, Table, as_html, as_markdown
 from conserve.sim.paper.cells import Cell, Store, Values, key_of, run_all
@@ -135,6 +136,36 @@ def test_a_line_cut_short_is_run_again_and_harms_no_other(tmp_path: Path) -> Non
     last = Doubler()
     run_all(cells(2), last, Store(path), processes=1)
     assert last.asked == [], "what was written behind the cut line is read"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"\xff\xfe\n",
+        b"[" * 100_000,
+        b'{"key": "a", "values": {"x": 1' + b"0" * 400 + b"}}",
+        b'{"key": ["a"], "values": {"x": 1}}\n[1]\nnull',
+        b'{"key": "a", "values": {}}',
+        b"\0" * 4096,
+    ],
+    ids=["not UTF-8", "deep", "huge number", "other types", "no values", "zeros"],
+)
+def test_what_is_no_cell_is_passed_over(tmp_path: Path, broken: bytes) -> None:
+    path = tmp_path / "cells.jsonl"
+    run_all(cells(1), Doubler(), Store(path), processes=1)
+    path.write_bytes(broken + b"\n" + path.read_bytes() + broken)
+    again = Doubler()
+    run_all(cells(2), again, store := Store(path), processes=1)
+    assert again.asked == [1]
+    assert len(store._known) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "cells.jsonl").mkdir()
+    for path in (tmp_path / "file" / "cells.jsonl", tmp_path / "cells.jsonl"):
+        with pytest.raises(ConfigError, match=r"cannot keep finished runs in .*cells\.jsonl"):
+            Store(path)
 
 
 def test_a_cell_that_differs_anywhere_has_another_key() -> None:

@@ -96,6 +96,17 @@ def test_a_torn_file_is_named(tmp_path: Path) -> None:
         list(read_jsonl(tmp_path / "u.jsonl"))
     with pytest.raises(ConfigError, match="nothing"):
         list(read_jsonl(tmp_path / "nothing"))
+    broken = bytearray(path.read_bytes())
+    broken[10:40] = b"\xff" * 30
+    path.write_bytes(broken)
+    with pytest.raises(ConfigError, match=r"cannot read the trace .*t\.jsonl\.gz"):
+        list(read_jsonl(path))
+    (tmp_path / "u.jsonl").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"u\.jsonl:1: not JSON"):
+        list(read_jsonl(tmp_path / "u.jsonl"))
+    (tmp_path / "u.csv").write_text("t_s\n" + "1" * 200_000)
+    with pytest.raises(ConfigError, match=r"cannot read the trace .*u\.csv"):
+        list(read_arrivals(tmp_path / "u.csv"))
 
 
 def test_the_length_table_groups_the_turns_of_a_conversation(tmp_path: Path) -> None:

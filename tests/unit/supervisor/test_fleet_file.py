@@ -56,6 +56,28 @@ TIER = '[[tier]]\nrole = "decoder"\n'
     ("text", "key", "said"),
     [
         ("model = ", "", "is not TOML"),
+        ("model = " + "[" * 5_000 + "]" * 5_000, "", "is nested too deep"),
+        ('model = "m\\u0000"\n' + TIER, "model", "a string"),
+        (f'model = "m"\ngrace_s = 1{"0" * 400}\n' + TIER, "grace_s", "up to 86400"),
+        ('model = "m"\n' + TIER + 'env = { "A=B" = "x" }', "tier[0].env", "environment variables"),
+        ('model = "m"\n' + TIER + 'env = { A = "x\\u0000" }', "tier[0].env.A", "a string"),
+        ('model = "m"\n' + TIER + 'flags = ["--a\\u0000"]', "tier[0].flags", "a list of strings"),
+        ('model = "m"\n' + TIER + 'flags = ["--block_size=32"]', "tier[0].flags", "set with 'block_size'"),
+        (
+            'model = "m"\n' + TIER + 'flags = ["--kv-transfer-config.kv_role", "kv_both"]',
+            "tier[0].flags",
+            "set with 'connector'",
+        ),
+        (
+            'model = "m"\n[connector.my]\nprefill = { a = 1979-05-27 }\n' + TIER,
+            "connector.my",
+            "what JSON has",
+        ),
+        (
+            'model = "m"\n[connector.my]\nprefill = { a = 1 }\nretain = { a = nan }\n' + TIER,
+            "connector.my",
+            "what JSON has",
+        ),
         (TIER, "model", "a model's name or folder"),
         ('model = "m"', "tier", "at least one"),
         ('model = ""\n' + TIER, "model", "a string"),

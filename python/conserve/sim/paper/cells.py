@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from conserve.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -52,21 +54,31 @@ def key_of(cell: Mapping[str, object]) -> str:
 
 
 class Store:
-    """Finished cells in a file, one line of JSON each. A line cut short by a crash is passed over."""
+    """Finished cells in a file, one line of JSON each. A line cut short by a crash, or broken, is passed over."""
 
     def __init__(self, path: Path) -> None:
+        """Reads what is there. Raises ConfigError if nothing can be kept there."""
         self._path = path
         self._known: dict[str, Values] = {}
+        try:
+            self._open()
+        except OSError as cause:
+            raise ConfigError(f"cannot keep finished runs in {path}: {cause.strerror}") from cause
+
+    def _open(self) -> None:
+        path = self._path
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
+        if path.exists():
+            for line in path.read_bytes().split(b"\n"):
                 try:
                     told = json.loads(line)
-                    self._known[told["key"]] = {
+                    values = {
                         name: math.nan if value is None else float(value)
                         for name, value in told["values"].items()
                     }
-                except (ValueError, KeyError, TypeError, AttributeError):
+                    if values:
+                        self._known[told["key"]] = values
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                     continue
             if self._known or path.stat().st_size:
                 with path.open("a", encoding="utf-8") as file:

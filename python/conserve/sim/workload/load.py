@@ -10,6 +10,7 @@ import csv
 import gzip
 import json
 import math
+import zlib
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -49,7 +50,7 @@ def read_jsonl(path: Path) -> Iterator[Conversation]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as cause:
+            except (ValueError, RecursionError) as cause:
                 raise ConfigError(
                     f"{place}: not JSON ({cause}); each line must hold one conversation"
                 ) from cause
@@ -190,7 +191,7 @@ def _lines(path: Path) -> Iterator[IO[str]]:
             else path.open(encoding="utf-8") as lines
         ):
             yield lines
-    except (OSError, EOFError, UnicodeDecodeError) as cause:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error) as cause:
         raise ConfigError(f"cannot read the trace {path}: {cause}") from cause
 
 
