@@ -100,6 +100,10 @@ impl Quiet {
 }
 
 #[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "wakes come from real threads here"
+)]
 mod tests {
     use super::*;
 
