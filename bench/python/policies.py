@@ -226,10 +226,10 @@ def read(result: _core.SimResult, variant: Variant, count: int) -> dict[str, Any
     return {
         "ttfet_p50": percentile(ttfet, 50),  # type: ignore[arg-type]
         "ttfet_p95": percentile(ttfet, 95),  # type: ignore[arg-type]
-        "ttfet_no_tools_p95": percentile(ttfet - np.asarray(told["tool_s"])[measured], 95),  # type: ignore[arg-type]
-        "ttft_p95": percentile(waits[of], 95),  # type: ignore[arg-type]
+        "ttfet_no_tools_p95": percentile(ttfet - np.asarray(told["tool_s"])[measured], 95),
+        "ttft_p95": percentile(waits[of], 95),
         "last_tbt_p95": percentile(last[measured], 95),  # type: ignore[arg-type]
-        "gap_p95": percentile(np.asarray(turns["gap_p95_s"])[of], 95),  # type: ignore[arg-type]
+        "gap_p95": percentile(np.asarray(turns["gap_p95_s"])[of], 95),
         "tokens_per_j": generated / joules,
         "recomputed": sum(used["recomputed_tokens"]) / max(1, sum(used["prefill_tokens"])),
         "handoffs": counters["handoffs"] / count,

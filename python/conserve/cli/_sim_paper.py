@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from conserve.errors import ConfigError
 from conserve.sim.paper.blocks import as_html, as_markdown
-from conserve.sim.paper.plots import draw
 from conserve.sim.paper.report import TITLE, report
 from conserve.sim.paper.run import PARTS, Plan, run
 from conserve.sim.workload import WORKLOADS, traces_dir
@@ -43,6 +42,8 @@ def paper(
 
     Exit status: 0; 2 an option is wrong; 130 interrupted.
     """
+    from conserve.sim.paper.plots import draw  # Needs matplotlib, which a comparison of policies does not.
+
     console = Console(stderr=True)
     try:
         plan = _plan(out, small, part, trace, seeds, processes, traces)
@@ -52,7 +53,7 @@ def paper(
             def done(name: str, finished: int, of: int) -> None:
                 if name not in tasks:
                     tasks[name] = progress.add_task(name, total=of)
-                progress.update(tasks[name], completed=finished)
+                progress.update(tasks[name], completed=finished, total=of)
 
             results = run(plan, done=done)
     except (ConfigError, KeyboardInterrupt) as error:

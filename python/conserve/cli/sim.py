@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -23,6 +24,7 @@ from ._sim_paper import paper
 
 __all__ = ["app"]
 
+_PIPE_COLUMNS: Final = 160
 _MISUSED = 2
 
 app = typer.Typer(invoke_without_command=True)
@@ -72,7 +74,8 @@ def sim(
     if as_json:
         print(json.dumps([_plain(outcome) for outcome in outcomes]))
     else:
-        Console().print(_table(plan, outcomes))
+        console = Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
+        console.print(_table(plan, outcomes))
 
 
 def _table(plan: Plan, outcomes: list[Outcome]) -> Table:

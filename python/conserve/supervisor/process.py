@@ -42,12 +42,18 @@ class WorkerProcess:
     """A started process. Make one with `WorkerProcess.start`; give it back with `stop` or `kill`."""
 
     def __init__(
-        self, spec: ProcessSpec, process: asyncio.subprocess.Process, exited: asyncio.Event, log_path: Path
+        self,
+        spec: ProcessSpec,
+        process: asyncio.subprocess.Process,
+        transport: asyncio.SubprocessTransport,
+        exited: asyncio.Event,
+        log_path: Path,
     ) -> None:
         self.spec = spec
         self.log_path = log_path
         self.started_at_s = time.monotonic()
         self._process = process
+        self._transport = transport
         self._exited = exited
         self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         if spec.url is not None:
@@ -90,7 +96,7 @@ class WorkerProcess:
         logger.info(
             "process started name=%s role=%s pid=%d log=%s", spec.name, spec.role, process.pid, log_path
         )
-        return cls(spec, process, protocol.exited, log_path)
+        return cls(spec, process, transport, protocol.exited, log_path)
 
     @property
     def name(self) -> str:
@@ -161,6 +167,9 @@ class WorkerProcess:
         self._pump.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._pump
+        # What left the group may hold our pipe: closed here, while the loop still runs, and not by whoever tidies up later.
+        self._transport.close()
+        await asyncio.sleep(0)
         return self._status()
 
     def _status(self) -> int:

@@ -27,7 +27,7 @@ class Table:
         value = self._take(key)
         if value is not None and not _is_text(value):
             raise self.wrong(key, f"a string, not {value!r}")
-        return value
+        return None if value is None else str(value)
 
     def one_of(self, key: str, choices: Sequence[str]) -> str | None:
         """One of some words."""

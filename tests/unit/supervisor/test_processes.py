@@ -222,3 +222,26 @@ def test_hidden_variables_are_not_inherited_but_may_be_given() -> None:
     seen = spec.environment({"PATH": "/bin", "CONSERVE_CONTROL_KEY": "secret", "CONSERVE_PORT": "8080"})
     assert seen == {"PATH": "/bin", "CONSERVE_PORT": "0"}
     assert ProcessSpec(name="p0", role="x", argv=("true",)).environment({"A": "1"}) == {"A": "1"}
+
+
+def test_nothing_is_said_after_the_end_when_somebody_outlives_the_group(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, gc, pathlib, sys
+from conserve.supervisor import ProcessSpec, WorkerProcess
+
+CHILD = "import subprocess, sys; subprocess.Popen(['sleep', '20'], start_new_session=True, stdout=sys.stdout)"
+
+async def main():
+    spec = ProcessSpec(name="d0", role="test", argv=(sys.executable, "-c", CHILD))
+    process = await WorkerProcess.start(spec, log_dir=pathlib.Path({str(tmp_path)!r}), leash="watch")
+    while process.returncode is None:
+        await asyncio.sleep(0.01)
+    await process.kill()
+
+asyncio.run(main())
+gc.collect()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True
+    )
+    assert ended.stderr == ""
