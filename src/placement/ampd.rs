@@ -3,19 +3,21 @@
 //! A reconstruction: the published description gives no rule and no cost model, so each choice that it leaves open is an
 //! option, and every variant is called by its options. First turns are placed as under `strict`; the pin never moves.
 
-use super::strict::Strict;
 use super::times::Times;
 use super::weigh::{Weighing, Weights};
-use super::{Decision, Observed, Policy, TurnView, WorkerView, remote};
-use crate::config::{AmpdOptions, AmpdRule, PolicyChoice};
-use crate::event::Reason;
-use crate::units::{Tokens, WorkerId};
+use super::{Decision, Observed, Policy, TurnView, WorkerView};
+use crate::config::{AmpdOptions, AmpdRule, PolicyChoice, Remote};
+use crate::units::Tokens;
 
 /// See the module.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ampd(pub(crate) AmpdOptions);
 
-impl Ampd {
+impl Weighing for Ampd {
+    fn remote(&self) -> Remote {
+        self.0.remote
+    }
+
     fn weigh(
         &self,
         turn: &TurnView,
@@ -33,12 +35,12 @@ impl Ampd {
         };
         let (append, step) = (turn.append(), Times::step(home));
         let fetched = if options.remote.fetch {
-            Times::link(turn.resident)
+            times.link(turn.resident)
         } else {
             0.0
         };
         let crosses = if options.counts_transfer {
-            Times::link(options.remote.crosses(turn))
+            times.link(options.remote.crosses(turn))
         } else {
             0.0
         };
@@ -59,7 +61,7 @@ impl Ampd {
         }
     }
 
-    /// Whether the turn's prompt is computed on the prefiller. Equal times keep it at home.
+    /// Equal times keep it at home.
     fn goes(&self, append: Tokens, weights: &Weights) -> bool {
         let options = &self.0;
         let faster = weights.remote < weights.local;
@@ -72,36 +74,6 @@ impl Ampd {
             AmpdRule::Min => faster,
             AmpdRule::Static => append >= options.threshold,
         }
-    }
-}
-
-impl Weighing for Ampd {
-    fn place_by(
-        &self,
-        turn: &TurnView,
-        fleet: &Observed,
-        told: &TurnView,
-        change: &mut dyn FnMut(WorkerId, Weights) -> Weights,
-    ) -> Decision {
-        if turn.home.is_none() {
-            return Strict.place(turn, fleet);
-        }
-        let Some(home) = remote::home(turn, fleet) else {
-            return Decision::Stay;
-        };
-        let Some(prefiller) = remote::first(turn, home, fleet, self.0.remote) else {
-            return Decision::Stay;
-        };
-        let weights = self.weigh(told, home, prefiller, &Times::of(fleet));
-        let weights = change(prefiller.id, weights);
-        if !self.goes(told.append(), &weights) {
-            return Decision::Stay;
-        }
-        let reason = Reason::Cheaper {
-            cost_ms: weights.remote,
-            instead_of_ms: weights.local,
-        };
-        remote::by(prefiller, turn, home, self.0.remote, reason)
     }
 }
 
@@ -120,14 +92,5 @@ impl Policy for Ampd {
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
         self.place_by(turn, fleet, turn, &mut |_, weights| weights)
-    }
-
-    fn next_prefiller(
-        &self,
-        turn: &TurnView,
-        fleet: &Observed,
-        avoid: &[WorkerId],
-    ) -> Option<(WorkerId, Reason)> {
-        Strict.next_prefiller(turn, fleet, avoid)
     }
 }

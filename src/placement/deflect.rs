@@ -10,10 +10,9 @@
 use super::rank::choose_decoder;
 use super::strict::Strict;
 use super::times::Times;
-use super::weigh::{Weighing, Weights};
-use super::{Decision, Observed, Policy, Shortage, TurnView, WorkerView, remote};
-use crate::config::{DeflectOptions, PolicyChoice};
-use crate::event::Reason;
+use super::weigh::{Change, Weighing, Weights};
+use super::{Decision, Observed, Policy, Shortage, TurnView, WorkerView};
+use crate::config::{DeflectOptions, PolicyChoice, Remote};
 use crate::units::{Blocks, Tokens, WorkerId};
 
 /// In smaller chunks a prompt never ends.
@@ -44,13 +43,19 @@ impl Deflect {
             step + chunk.min(tokens) * token,
         ))
     }
+}
+
+impl Weighing for Deflect {
+    fn remote(&self) -> Remote {
+        self.0.remote
+    }
 
     fn place_new(
         &self,
         turn: &TurnView,
         fleet: &Observed,
         told: &TurnView,
-        change: &mut dyn FnMut(WorkerId, Weights) -> Weights,
+        change: Change<'_>,
     ) -> Decision {
         let times = Times::of(fleet);
         let usual = Strict.place(turn, fleet);
@@ -84,7 +89,7 @@ impl Deflect {
         };
         let remote = times.queue(prefiller)
             + times.prompt(prefiller, told.prompt)
-            + Times::link(told.prompt)
+            + times.link(told.prompt)
             + Times::step(decoder);
         let weights = change(prefiller.id, Weights { local, remote, gap });
         if weights.local < weights.remote {
@@ -93,42 +98,26 @@ impl Deflect {
             usual
         }
     }
-}
 
-impl Weighing for Deflect {
-    fn place_by(
+    fn weigh(
         &self,
         turn: &TurnView,
-        fleet: &Observed,
-        told: &TurnView,
-        change: &mut dyn FnMut(WorkerId, Weights) -> Weights,
-    ) -> Decision {
-        if turn.home.is_none() {
-            return self.place_new(turn, fleet, told, change);
-        }
-        let Some(home) = remote::home(turn, fleet) else {
-            return Decision::Stay;
-        };
-        let options = self.0.remote;
-        let Some(prefiller) = remote::first(turn, home, fleet, options) else {
-            return Decision::Stay;
-        };
-        let times = Times::of(fleet);
-        let scheduled = self.scheduled(home, told.append(), &times);
+        home: &WorkerView,
+        prefiller: &WorkerView,
+        times: &Times,
+    ) -> Weights {
+        let remote = self.0.remote;
+        let scheduled = self.scheduled(home, turn.append(), times);
         let (local, gap) = scheduled.unwrap_or((f64::INFINITY, f64::INFINITY));
         let remote = times.queue(prefiller)
-            + times.prompt(prefiller, options.computes(told))
-            + Times::link(options.crosses(told))
+            + times.prompt(prefiller, remote.computes(turn))
+            + times.link(remote.crosses(turn))
             + Times::step(home);
-        let weights = change(prefiller.id, Weights { local, remote, gap });
-        if weights.local <= weights.remote {
-            return Decision::Stay;
-        }
-        let reason = Reason::Cheaper {
-            cost_ms: weights.remote,
-            instead_of_ms: weights.local,
-        };
-        remote::by(prefiller, turn, home, options, reason)
+        Weights { local, remote, gap }
+    }
+
+    fn goes(&self, _: Tokens, weights: &Weights) -> bool {
+        weights.remote < weights.local
     }
 }
 
@@ -147,14 +136,5 @@ impl Policy for Deflect {
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
         self.place_by(turn, fleet, turn, &mut |_, weights| weights)
-    }
-
-    fn next_prefiller(
-        &self,
-        turn: &TurnView,
-        fleet: &Observed,
-        avoid: &[WorkerId],
-    ) -> Option<(WorkerId, Reason)> {
-        Strict.next_prefiller(turn, fleet, avoid)
     }
 }

@@ -6,7 +6,7 @@ use super::strict::Strict;
 use super::{Decision, Observed, Policy, TurnView, remote};
 use crate::config::{PolicyChoice, PpdOptions, Remote};
 use crate::event::Reason;
-use crate::units::{Tokens, WorkerId};
+use crate::units::Tokens;
 
 /// See the module.
 #[derive(Debug, Clone, Copy)]
@@ -56,14 +56,5 @@ impl Policy for Disaggregated {
             tokens_per_s,
         };
         remote::by(prefiller, turn, home, self.remote, reason)
-    }
-
-    fn next_prefiller(
-        &self,
-        turn: &TurnView,
-        fleet: &Observed,
-        avoid: &[WorkerId],
-    ) -> Option<(WorkerId, Reason)> {
-        Strict.next_prefiller(turn, fleet, avoid)
     }
 }

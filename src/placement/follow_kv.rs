@@ -9,14 +9,12 @@
 
 use super::rank::{DecoderChoice, able_prefillers, choose_decoder_among};
 use super::strict::Strict;
+use super::times::{Link, Times};
 use super::{Decision, Observed, Policy, TurnView, WorkerView};
 use crate::config::{FollowKvOptions, Handoff, PolicyChoice};
 use crate::event::Reason;
 use crate::fleet::Role;
 use crate::units::{Tokens, WorkerId};
-
-/// Of a prompt token where no throughput was observed anywhere.
-const UNKNOWN_MS_PER_TOKEN: f64 = 0.02;
 
 /// See the module.
 #[derive(Debug, Clone, Copy)]
@@ -45,68 +43,37 @@ impl Policy for FollowKv {
             None => rule.on_arrival(turn),
         }
     }
-
-    fn next_prefiller(
-        &self,
-        turn: &TurnView,
-        fleet: &Observed,
-        avoid: &[WorkerId],
-    ) -> Option<(WorkerId, Reason)> {
-        Strict.next_prefiller(turn, fleet, avoid)
-    }
 }
 
 /// The options, over what is observed now.
 struct Rule<'a> {
     set: FollowKvOptions,
     fleet: &'a Observed,
-    /// Of a prompt token where none was observed, ms: as at the fastest worker that was.
-    unknown: f64,
+    times: Times,
 }
 
 impl<'a> Rule<'a> {
     fn new(set: FollowKvOptions, fleet: &'a Observed) -> Self {
-        let known = fleet
-            .workers
-            .iter()
-            .filter_map(|worker| worker.tokens_per_s);
-        let fastest = known.fold(0.0, f64::max);
-        let unknown = if fastest > 0.0 {
-            1_000.0 / fastest
-        } else {
-            UNKNOWN_MS_PER_TOKEN
+        let assumed = Link {
+            ms: set.link_ms,
+            ms_per_token: set.link_ms_per_token,
         };
-        Self {
-            set,
-            fleet,
-            unknown,
-        }
+        let times = Times::over(assumed, fleet);
+        Self { set, fleet, times }
     }
 
     /// Of `new` prompt tokens at a worker, in ms: its own wait, and the stall it puts on the turns there.
     fn cost(&self, worker: &WorkerView, new: u32) -> f64 {
-        let per_token = worker
-            .tokens_per_s
-            .filter(|rate| *rate > 0.0)
-            .map_or(self.unknown, |rate| 1_000.0 / rate);
         let (ahead, new) = (
             f64::from(worker.queued.0) + f64::from(worker.computing.0),
             f64::from(new),
         );
-        (ahead + new + self.set.stall * f64::from(worker.running) * new) * per_token
+        (ahead + new + self.set.stall * f64::from(worker.running) * new) * self.times.token(worker)
     }
 
     /// What a worker that never held the conversation computes: not the head that prompts share.
     fn unseen(&self, turn: &TurnView) -> Tokens {
         Tokens(turn.prompt.0.saturating_sub(self.fleet.shared_head.0))
-    }
-
-    fn link(&self, tokens: u32) -> f64 {
-        let per_token = self
-            .fleet
-            .link_ms_per_token
-            .unwrap_or(self.set.link_ms_per_token);
-        self.set.link_ms + f64::from(tokens) * per_token
     }
 
     /// The workers that only help, if the options ask for some: the first that can do both.
@@ -171,7 +138,12 @@ impl<'a> Rule<'a> {
         };
         let (worker, cost) = able_prefillers(turn, self.fleet, &[])
             .filter(helps)
-            .map(|worker| (worker, self.cost(worker, new) + self.link(new)))
+            .map(|worker| {
+                (
+                    worker,
+                    self.cost(worker, new) + self.times.link(Tokens(new)),
+                )
+            })
             .min_by(|a, b| {
                 (a.0.others_first.cmp(&b.0.others_first)).then_with(|| a.1.total_cmp(&b.1))
             })?;

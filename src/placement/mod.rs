@@ -159,13 +159,23 @@ pub trait Policy: Send + Sync {
     /// Where the turn runs.
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision;
 
-    /// The next prefiller after those in `avoid` failed; `None`: the decoder computes the prompt.
+    /// The next prefiller after those in `avoid` failed; `None`: the decoder computes the prompt. As it stands, the one
+    /// that would be done first: the decoder is chosen and waits, so a long queue is no reason to give up the handoff.
     fn next_prefiller(
         &self,
         turn: &TurnView,
         fleet: &Observed,
         avoid: &[WorkerId],
-    ) -> Option<(WorkerId, Reason)>;
+    ) -> Option<(WorkerId, Reason)> {
+        let able = rank::able_prefillers(turn, fleet, avoid);
+        let (next, _) = rank::first_done(turn, able, None)?;
+        let (queued, tokens_per_s) = (next.queued, next.tokens_per_s);
+        let reason = Reason::NextPrefiller {
+            queued,
+            tokens_per_s,
+        };
+        Some((next.id, reason))
+    }
 }
 
 pub(crate) fn policy(choice: impl Into<PolicyChoice>) -> Box<dyn Policy> {

@@ -6,7 +6,6 @@
 use super::rank::{able_prefillers, choose_decoder, first_done};
 use super::{Decision, Observed, Policy, Shortage, TurnView, WorkerView};
 use crate::event::Reason;
-use crate::units::WorkerId;
 
 /// See the module.
 #[derive(Debug, Clone, Copy)]
@@ -57,23 +56,5 @@ impl Policy for Strict {
             decoders,
         };
         choice.place(Some(prefiller.id), reason)
-    }
-
-    fn next_prefiller(
-        &self,
-        turn: &TurnView,
-        fleet: &Observed,
-        avoid: &[WorkerId],
-    ) -> Option<(WorkerId, Reason)> {
-        // The decoder is chosen and waits: a long queue is no reason to give up the handoff.
-        let (next, _) = first_done(turn, able_prefillers(turn, fleet, avoid), None)?;
-        let (queued, tokens_per_s) = (next.queued, next.tokens_per_s);
-        Some((
-            next.id,
-            Reason::NextPrefiller {
-                queued,
-                tokens_per_s,
-            },
-        ))
     }
 }

@@ -258,6 +258,21 @@ fn ampd_stays_where_both_take_as_long_and_goes_where_home_is_busy() {
 }
 
 #[test]
+fn a_link_that_was_measured_counts_in_place_of_the_usual_one() {
+    let next = turn(4_100, Some(1), 4_000);
+    let with = |computing, link_ms_per_token| {
+        let mut fleet = split();
+        fleet.workers[1].computing = Tokens(computing);
+        fleet.link_ms_per_token = link_ms_per_token;
+        decide(variant("ampd(min)"), &next, &fleet)
+    };
+    let gone = Some((Some(0), 1));
+    assert_eq!(with(100, None), gone, "40 ms, 36.15");
+    assert_eq!(with(100, Some(0.05)), None, "40 ms, 10 + 20 + 5 + 5");
+    assert_eq!(with(101, Some(0.05)), gone, "40.1 ms, 40");
+}
+
+#[test]
 fn the_rules_of_ampd_differ_in_what_comes_first() {
     let next = turn(4_100, Some(1), 4_000);
     let gone = Some((Some(0), 1));
