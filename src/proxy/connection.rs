@@ -2,7 +2,7 @@
 //!
 //! Promises: a head is complete within a time, or its connection ends; an idle connection ends after `keep_alive`, at most
 //! twice that; a write that makes no progress within `client_stall_timeout` fails; what is not HTTP is answered with an error
-//! object.
+//! object; a client that leaves is noticed while it is answered, though it sent more requests before, up to the limit of `ahead`.
 //! Leaves to others: parsing and the size of a head (hyper), bodies (`intake`).
 
 use std::io::{self, IoSlice};
@@ -15,6 +15,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
+use super::ahead::Ahead;
 use super::alarm::Alarm;
 use super::bad_http;
 use super::shelf::Shelf;
@@ -27,6 +28,8 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 #[derive(Default)]
 pub(crate) struct Link {
     is_stalled: AtomicBool,
+    /// All of a turn's request was read and not all of its answer written: what comes now belongs to later requests.
+    is_answering: AtomicBool,
     served: AtomicUsize,
     shelf: Arc<Shelf>,
 }
@@ -59,7 +62,13 @@ pub(crate) struct Serving(Arc<Link>);
 impl Serving {
     pub(crate) fn new(link: &Arc<Link>) -> Self {
         link.served.fetch_add(1, Ordering::Relaxed);
+        link.is_answering.store(false, Ordering::Relaxed);
         Self(Arc::clone(link))
+    }
+
+    /// The whole request was read.
+    pub(crate) fn answers(&self) {
+        self.0.is_answering.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn again(&self) -> Self {
@@ -101,8 +110,8 @@ pub(crate) struct Connection {
     is_in_head: bool,
     /// HTTP/2 is spoken: heads are read by frames, and what is not HTTP/2 is told by its own frames.
     is_http2: bool,
-    /// What was read to tell the protocol, as far as it is unread.
-    start: Bytes,
+    /// What was read to tell the protocol, or behind the request that is answered.
+    ahead: Ahead,
     /// What is said instead of hyper's own words, as far as it is unsaid.
     instead: Option<Bytes>,
 }
@@ -119,7 +128,7 @@ impl Connection {
             is_new: true,
             is_in_head: false,
             is_http2: false,
-            start: Bytes::new(),
+            ahead: Ahead::default(),
             instead: None,
         }
     }
@@ -132,7 +141,7 @@ impl Connection {
             let read = self.read(&mut start[count..]).await?;
             count += read;
             if start[..count] != PREFACE[..count] || read == 0 || count == PREFACE.len() {
-                self.start = Bytes::copy_from_slice(&start[..count]);
+                self.ahead.put_back(&start[..count]);
                 self.is_http2 = start == *PREFACE;
                 return Ok(self.is_http2);
             }
@@ -180,6 +189,12 @@ impl Connection {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
+    /// Whether only reading on can tell that the client left: hyper looks for that by itself, but not when it holds bytes of a
+    /// later request.
+    fn is_answering(&self) -> bool {
+        !self.is_http2 && self.link.is_answering.load(Ordering::Relaxed)
+    }
+
     /// Says the door's words where hyper would say its own, of `size` bytes.
     fn say_instead(&mut self, context: &mut Context<'_>, size: usize) -> Poll<io::Result<usize>> {
         while let Some(rest) = self.instead.as_mut().filter(|rest| !rest.is_empty()) {
@@ -208,15 +223,9 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if !self.start.is_empty() {
-            let size = self.start.len().min(buffer.remaining());
-            buffer.put_slice(&self.start.split_to(size));
-            return Poll::Ready(Ok(()));
-        }
-        if Pin::new(&mut self.stream)
-            .poll_read(context, buffer)?
-            .is_pending()
-        {
+        let this = &mut *self;
+        let stream = Pin::new(&mut this.stream);
+        if this.ahead.poll_read(stream, context, buffer)?.is_pending() {
             return self.expect_head(context);
         }
         self.is_new = false;
@@ -265,6 +274,10 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.is_answering() {
+            this.ahead.look(Pin::new(&mut this.stream), context)?;
+        }
         // TLS keeps what the socket does not take.
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         self.after_write(context, flushed)

@@ -11,6 +11,7 @@
 //!                  └ control
 //! ```
 
+mod ahead;
 mod alarm;
 mod bad_http;
 mod clock;

@@ -66,6 +66,7 @@ async fn turn(
         Err(Unread::Gone) => return Err(io::ErrorKind::UnexpectedEof.into()),
     };
     drop(incoming);
+    serving.answers();
     let sent = headers::from_map(&head.headers);
     drop(head);
     let dispatch = shared

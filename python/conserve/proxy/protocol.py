@@ -1,8 +1,9 @@
 """How the door reads HTTP: uvicorn's protocol, with bounds on a request's head and no way out of HTTP/1.1.
 
 Promises: a head is complete within a size and a time, or its connection ends; so does the connection of a client that
-takes nothing of what is written, whatever was decided about its request; a request that offers an upgrade (Java's
-client offers HTTP/2 by itself) is served as if it had not; what is not HTTP is answered with an error object.
+takes nothing of what is written, whatever was decided about its request; a client that leaves is noticed while it is
+answered, though it sent more requests before, up to a limit; a request that offers an upgrade (Java's client offers
+HTTP/2 by itself) is served as if it had not; what is not HTTP is answered with an error object.
 Leaves to others: bodies (`body`), everything behind the head (uvicorn).
 """
 
@@ -13,7 +14,8 @@ import logging
 from typing import ClassVar, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from .errors import body_of
 
@@ -23,9 +25,24 @@ logger = logging.getLogger(__name__)
 
 # As much as workers take: aiohttp and uvicorn's h11 stop at 64 KiB too.
 _HEAD_LIMIT_BYTES: Final = 64 * 1024
+# How much of the requests behind the one that is answered is read to see whether their client is still there. Of a client
+# that sent more, the rest stays in the socket, and its leaving behind that.
+_AHEAD_LIMIT_BYTES: Final = 1 << 20
+# What is parsed at once of the bytes that waited: uvicorn makes objects of all the requests in there.
+_AHEAD_PIECE_BYTES: Final = 64 * 1024
 # The driver, which lets go of the worker and says why, comes first.
 _STALL_GRACE_S: Final = 0.5
 _OF_UPGRADES: Final = (b"upgrade", b"http2-settings")
+
+
+class _Flow(FlowControl):
+    """uvicorn's, which reads on whenever a request asks for its body; not while enough waits behind that request."""
+
+    is_full = False
+
+    def resume_reading(self) -> None:
+        if not self.is_full:
+            super().resume_reading()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -33,22 +50,29 @@ class BoundedProtocol(HttpToolsProtocol):
 
     head_timeout_s: ClassVar[float] = 60.0
     stall_timeout_s: ClassVar[float] = 120.0
+    flow: _Flow
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected; its first head is due."""
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         self._in_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._offers_upgrade = False
-        self._has_begun = False
+        # The request that is answered; uvicorn's `cycle` is the one read last.
+        self._answered: RequestResponseCycle | None = None
+        self._ahead = bytearray()
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         self._stop_timer()
         self._client_reads()
+        if (answered := self._answered) is not None and not answered.response_complete:
+            answered.disconnected = True
+            answered.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -64,13 +88,22 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
+        """Read on. What is behind the request that is answered waits here, where uvicorn would stop reading."""
+        if self._is_ahead():
+            self._ahead += data
+            self.flow.is_full = len(self._ahead) >= _AHEAD_LIMIT_BYTES
+            if self.flow.is_full:
+                self.flow.pause_reading()
+            return
         self._unset_keepalive_if_required()
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_timer is None:
                 self._expect_head()
         self._feed(data)
+        if self._is_ahead():
+            # uvicorn stopped: for a request that has to wait, or for a body until somebody takes it.
+            self.flow.resume_reading()
         if self._in_head and self._head_bytes > _HEAD_LIMIT_BYTES:
             text = f"the request's head is larger than {_HEAD_LIMIT_BYTES} bytes; send shorter headers"
             self._refuse(431, "headers_too_large", text)
@@ -89,9 +122,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._offers_upgrade = True
             return
         self._in_head = False
+        # Raises with a target that is no path, as of CONNECT.
         super().on_headers_complete()
-        # Not with a target that is no path, as of CONNECT: that raises.
-        self._has_begun = self.cycle is not None
+        if not self.pipeline:
+            self._answered = self.cycle
 
     def on_message_complete(self) -> None:
         """The body is whole."""
@@ -99,6 +133,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self._in_head = True
             self._head_bytes = 0
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An answer is written: the next request is served, and read on if it is not whole yet."""
+        self._answered = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
+        while self._ahead and not self._is_ahead() and not self.transport.is_closing():
+            piece = bytes(self._ahead[:_AHEAD_PIECE_BYTES])
+            del self._ahead[:_AHEAD_PIECE_BYTES]
+            self.data_received(piece)
+        if self.flow.is_full and len(self._ahead) < _AHEAD_LIMIT_BYTES:
+            self.flow.is_full = False
+            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP."""
@@ -153,11 +199,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
     def _is_answering(self) -> bool:
-        return self._has_begun and not self.cycle.response_complete
+        return self._answered is not None and not self._answered.response_complete
+
+    def _is_ahead(self) -> bool:
+        """What comes now belongs to a request behind the one that is answered."""
+        answered = self._answered
+        if answered is None or answered.response_complete:
+            return False
+        return answered is not self.cycle or not answered.more_body
 
     def _may_not_speak(self) -> bool:
         """Bytes of an answer are on their way, or answers to earlier requests are due."""
-        return self._is_answering() and (self.cycle.response_started or bool(self.pipeline))
+        answered = self._answered
+        if answered is None or answered.response_complete:
+            return False
+        return answered.response_started or bool(self.pipeline)
 
     def _refuse(self, status: int, code: str, text: str) -> None:
         """Answer, unless another answer is under way, and close."""
