@@ -44,6 +44,7 @@ _WORDS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
         "prefills_on_decoder": "prompts computed on their decoder because no prefiller could",
         "handoffs_recomputed": "handoffs whose KV could not be loaded; the decoder computed the prompt",
         "handoffs_expired": "handoffs as old as the lease, and so not used",
+        "handoffs_malformed": "answers whose `kv_transfer_params` are no object with members, and so neither used nor passed on",
         "decodes_retried": "turns sent to a decoder again, the same or another, before their first token",
         "streams_cut": "streams that ended with an error event",
     },

@@ -44,6 +44,15 @@ pub(crate) struct Answer {
     pub(crate) error: bool,
     /// The value of the member that names handed-over KV, when it is an object with members.
     pub(crate) handoff: Option<Span>,
+    /// The same, whatever it is but null.
+    pub(crate) told: Option<Span>,
+}
+
+impl Answer {
+    /// The worker named handed-over KV in a way that nobody understands.
+    pub(crate) fn tells_nonsense(&self) -> bool {
+        self.told.is_some() && self.handoff.is_none()
+    }
 }
 
 /// Reads one JSON object; `handoff` is the name of the member that describes handed-over KV.
@@ -74,13 +83,14 @@ pub(crate) fn read(text: &[u8], handoff: &str) -> Result<Answer, Malformed> {
             reader.answer.error |= says_error;
             Ok(())
         }
-        _ if key == handoff.as_bytes() && kind == Kind::Object => {
+        _ if key == handoff.as_bytes() && kind != Kind::Null => {
             let (_, span) = reader.scanner.value()?;
             let is_empty = span
                 .of(text)
                 .iter()
                 .all(|byte| byte.is_ascii_whitespace() || matches!(byte, b'{' | b'}'));
-            reader.answer.handoff = (!is_empty).then_some(span);
+            reader.answer.told = Some(span);
+            reader.answer.handoff = (kind == Kind::Object && !is_empty).then_some(span);
             Ok(())
         }
         _ => reader.scanner.skip_value(),
@@ -247,13 +257,17 @@ mod tests {
 
     #[test]
     fn no_handoff_is_no_handoff() {
-        for text in [
-            "{}",
-            r#"{"kv_transfer_params":null}"#,
-            r#"{"kv_transfer_params":{ }}"#,
-            r#"{"kv_transfer_params":"x"}"#,
-        ] {
-            assert_eq!(says(text).handoff, None, "{text}");
+        for text in ["{}", r#"{"kv_transfer_params":null}"#] {
+            let answer = says(text);
+            assert_eq!((answer.handoff, answer.told), (None, None), "{text}");
+            assert!(!answer.tells_nonsense(), "{text}");
+        }
+        for value in ["{ }", "\"x\"", "[1]", "[{\"a\":1}]", "true", "0"] {
+            let text = format!(r#"{{"kv_transfer_params": {value} }}"#);
+            let answer = says(&text);
+            assert_eq!(answer.handoff, None, "{text}");
+            assert_eq!(answer.told.unwrap().of(text.as_bytes()), value.as_bytes());
+            assert!(answer.tells_nonsense(), "{text}");
         }
     }
 

@@ -149,7 +149,7 @@ impl Dispatcher {
 
     /// What was counted, by name.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 7] {
+    pub fn counters(&self) -> [(&'static str, u64); 8] {
         self.shared.counters.read()
     }
 }
@@ -184,18 +184,20 @@ pub(crate) struct Counters {
     pub(crate) prefills_on_decoder: Count,
     pub(crate) handoffs_recomputed: Count,
     pub(crate) handoffs_expired: Count,
+    pub(crate) handoffs_malformed: Count,
     pub(crate) decodes_retried: Count,
     pub(crate) streams_cut: Count,
 }
 
 impl Counters {
-    fn read(&self) -> [(&'static str, u64); 7] {
+    fn read(&self) -> [(&'static str, u64); 8] {
         [
             ("requests_refused", self.requests_refused.get()),
             ("prefills_retried", self.prefills_retried.get()),
             ("prefills_on_decoder", self.prefills_on_decoder.get()),
             ("handoffs_recomputed", self.handoffs_recomputed.get()),
             ("handoffs_expired", self.handoffs_expired.get()),
+            ("handoffs_malformed", self.handoffs_malformed.get()),
             ("decodes_retried", self.decodes_retried.get()),
             ("streams_cut", self.streams_cut.get()),
         ]

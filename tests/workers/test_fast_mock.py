@@ -75,9 +75,12 @@ async def test_a_handoff_is_pulled_once_by_the_right_worker_and_in_time(http: ai
         _, body = await post(http, d, words="chunks=1 echo=a", kv_transfer_params=late)
         assert json.loads(body)["choices"][0]["message"]["content"] == "stale"
         assert (await post(http, p))[0].status == 500, "a prefiller does not decode"
-        assert (await post(http, d, **PREFILL))[0].status == 500, "a decoder does not prefill"
+        answer, body = await post(http, d, words="chunks=2 echo=a", **PREFILL)
+        kept = json.loads(body)
+        assert (answer.status, kept["choices"][0]["message"]["content"]) == (200, "a tok")
+        assert kept["kv_transfer_params"]["remote_port"] == d.port, "a turn that is kept is told where"
         counts = await d.counts()
-        assert (counts["refused"], counts["stale"]) == (4, 1)
+        assert (counts["refused"], counts["stale"]) == (3, 1)
         assert counts["pulled_tokens"] > 0
 
 

@@ -27,7 +27,7 @@ def error(message: str, status: int, *, param: str | None = None, code: str | in
     return _dump({"error": {"message": message, "type": kind, "param": param, "code": code or status}})
 
 
-def prefilled(asked: Asked, cached_tokens: int, params: dict[str, Any] | None) -> bytes:
+def prefilled(asked: Asked, cached_tokens: int, params: object) -> bytes:
     """The answer of a prefill leg: one token, the exact prompt size, what of it was cached, the handoff parameters."""
     usage = {
         "prompt_tokens": count(asked.prompt),
@@ -40,9 +40,18 @@ def prefilled(asked: Asked, cached_tokens: int, params: dict[str, Any] | None) -
 
 
 async def generate(
-    record: Recorded, reply: Reply, asked: Asked, counters: Counters, interval_s: float
+    record: Recorded,
+    reply: Reply,
+    asked: Asked,
+    counters: Counters,
+    *,
+    interval_s: float,
+    kept: dict[str, Any] | None,
 ) -> tuple[str, Ended]:
-    """Write the answer of a decode leg, streamed or whole; the text it generated, and why it ended."""
+    """Write the answer of a decode leg, streamed or whole; the text it generated, and why it ended.
+
+    `kept`: where its KV stays, of which only a whole answer tells.
+    """
     fault, sampling = reply.fault, asked.sampling
     words = answer_words(
         asked.prompt,
@@ -72,7 +81,10 @@ async def generate(
         if pace_s:
             await asyncio.sleep(pace_s * len(words))
         counters.generated_tokens += len(words)
-        await reply.whole(200, _dump(_whole(asked, words, finish, usage)))
+        value = _whole(asked, words, finish, usage)
+        if fault.params is not None or kept is not None:
+            value["kv_transfer_params"] = kept if fault.params is None else fault.params
+        await reply.whole(200, _dump(value))
     return "".join(words), why
 
 

@@ -46,6 +46,8 @@ class Fault:
     """Answer with these bytes as `application/json`, status 200 unless `status` says otherwise."""
     no_params: bool = False
     """A prefill answer without `kv_transfer_params`."""
+    params: object = None
+    """What stands for `kv_transfer_params` in an answer that is not streamed, instead of what is true."""
     gzip: bool = False
     """Compress the answer, `content-encoding: gzip`."""
     split: int | None = None

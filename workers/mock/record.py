@@ -21,6 +21,8 @@ class Recorded:
     json: dict[str, Any]
     started_s: float
     """On the event loop's clock, as are the other times."""
+    keeps: bool = False
+    """Its KV is to be kept when it is answered."""
     ended_s: float | None = None
     aborted: bool = False
     """The client left before the answer's end."""
@@ -45,6 +47,7 @@ class Recorded:
             "leg": self.leg,
             "path": self.path,
             "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in self.headers],
+            "keeps": self.keeps,
             "body": self.body.decode("utf-8", "replace"),
             "started_s": self.started_s,
             "ended_s": self.ended_s,

@@ -222,11 +222,10 @@ class MockWorker:
         except RequestError as refused:
             problem = refused
         asked = body.get("kv_transfer_params")
-        leg: Leg = (
-            "prefill" if isinstance(asked, dict) and asked.get("do_remote_decode") is True else "decode"
-        )
+        keeps = isinstance(asked, dict) and asked.get("do_remote_decode") is True
+        leg: Leg = "prefill" if keeps and self._prefills(body) else "decode"
         loop = asyncio.get_running_loop()
-        record = Recorded(leg, request.path, request.headers, request.body, body, loop.time())
+        record = Recorded(leg, request.path, request.headers, request.body, body, loop.time(), keeps=keeps)
         if self._remember:
             async with self._arrival:
                 self.requests.append(record)
@@ -284,10 +283,15 @@ class MockWorker:
                 self.cache.add(asked.prompt, asked.salt)
                 counters.ended["length"] += 1
                 counters.generated_tokens += 1
-                params = None if fault.no_params else self.handoff.issue(count(asked.prompt), self.port)
+                params = fault.params
+                if params is None and not fault.no_params:
+                    params = self.handoff.issue(count(asked.prompt), self.port)
                 await reply.whole(200, answer.prefilled(asked, record.cached_tokens, params))
                 return
-            written, why = await answer.generate(record, reply, asked, counters, self._interval_s)
+            kept = self.handoff.issue(count(asked.prompt), self.port) if record.keeps else None
+            written, why = await answer.generate(
+                record, reply, asked, counters, interval_s=self._interval_s, kept=kept
+            )
             counters.ended[why] += 1
         except (asyncio.CancelledError, Cut):
             counters.ended["abort"] += 1
@@ -297,6 +301,16 @@ class MockWorker:
         answered = f"<|assistant|>{written}" if asked.kind == "chat" else written
         self.cache.add(asked.prompt + answered.encode(), asked.salt)
 
+    def _prefills(self, body: dict[str, Any]) -> bool:
+        """Whether a request whose KV is to be kept is a prefill and not an answer.
+
+        An engine does the same for both: it is the role that tells them apart, and of a worker with both roles the one token
+        of a prefill.
+        """
+        if self.role == "both":
+            return body.get("max_tokens") == 1 and body.get("stream") is not True
+        return self.role == "prefiller"
+
     def _check_leg(self, record: Recorded) -> None:
         """What no router may do, and handoffs that fail.
 
@@ -305,15 +319,13 @@ class MockWorker:
         """
         body = record.json
         if record.leg == "prefill":
-            if self.role == "decoder":
-                raise RequestError("this decoder was sent a prefill leg", status=500)
             if body.get("stream") is True or body.get("max_tokens") != 1:
                 raise RequestError("a prefill leg asks for one token, not streamed")
             if body.get("max_completion_tokens") not in (None, 1):
                 raise RequestError("a prefill leg asks for one token")
         elif self.role == "prefiller":
             raise RequestError("this prefiller was sent a decode leg", status=500)
-        elif body.get("kv_transfer_params") is not None:
+        elif body.get("kv_transfer_params") is not None and not record.keeps:
             try:
                 record.transferred_tokens, record.stale = self.handoff.redeem(body["kv_transfer_params"])
             except ValueError as error:

@@ -174,9 +174,10 @@ impl Dispatch {
             }
             200..=299 => match answer::read(body, self.secret_member()) {
                 Ok(answer) => {
+                    self.count_nonsense(&answer);
                     // Where a kept turn lies is between engine and router, who asked for it.
                     let body = &answer
-                        .handoff
+                        .told
                         .map_or_else(|| body.clone(), |span| splice::nulled(body, span));
                     self.decode_done(decoding, Some(&answer), status, headers, body, now)
                 }

@@ -97,6 +97,7 @@ impl Dispatch {
         } = prefilling;
         let (size, transfer_id) = (self.request().peek.size, &self.request().transfer_id);
         let peer = self.peer(&worker);
+        self.count_nonsense(answer);
         let came = self.shared.router.pulse().came(asked, now);
         let handoff = self
             .shared

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{Dispatch, State};
 use crate::dispatch::action::{Action, Failure, Upstream};
-use crate::dispatch::answer::Counts;
+use crate::dispatch::answer::{Answer, Counts};
 use crate::dispatch::headers::{self, Header, header};
 use crate::dispatch::refusal::Refusal;
 use crate::error::{Phase, WorkerError, WorkerErrorKind};
@@ -104,6 +104,13 @@ impl Dispatch {
             code: error.code(),
             param: None,
             message,
+        }
+    }
+
+    /// A worker that says where KV lies, but not so that anybody could fetch it, counts as one that says nothing.
+    pub(super) fn count_nonsense(&self, answer: &Answer) {
+        if answer.tells_nonsense() {
+            self.shared.counters.handoffs_malformed.add();
         }
     }
 

@@ -35,6 +35,8 @@ impl FromStr for Role {
 pub(crate) enum Leg {
     Prefill,
     Decode,
+    /// An answer whose KV is to be kept, and which says where.
+    Keep,
 }
 
 /// What the request wants, and what was found about it.
@@ -63,13 +65,21 @@ impl Asked {
     }
 
     /// From what was kept of a body of `size` bytes. A token is four of them.
-    pub(crate) fn read(body: &[u8], size: usize, streams: bool) -> Self {
-        let is_prefill = says_true(body, r#""do_remote_decode":"#);
+    ///
+    /// An engine does the same for a prefill and for an answer whose KV is to be kept: it is the role that tells them apart,
+    /// and of a worker with both roles the one token of a prefill.
+    pub(crate) fn read(body: &[u8], size: usize, streams: bool, role: Role) -> Self {
+        let keeps = says_true(body, r#""do_remote_decode":"#);
+        let is_prefill = match role {
+            Role::Any | Role::Decoder => false,
+            Role::Prefiller => keeps,
+            Role::Both => keeps && !streams && says(body, r#""max_tokens":"#, b"1"),
+        };
         Self {
-            leg: if is_prefill {
-                Leg::Prefill
-            } else {
-                Leg::Decode
+            leg: match (keeps, is_prefill) {
+                (false, _) => Leg::Decode,
+                (true, true) => Leg::Prefill,
+                (true, false) => Leg::Keep,
             },
             wants_usage: says_true(body, r#""include_usage":"#),
             prompt_tokens: size / 4,
@@ -80,9 +90,10 @@ impl Asked {
     /// What is wrong with asking `role` for it.
     pub(crate) fn may_be_served_by(&self, role: Role) -> Result<(), &'static str> {
         match (self.leg, role) {
-            (Leg::Prefill, Role::Decoder) => Err("this decoder was sent a prefill leg"),
             (Leg::Prefill, _) if self.streams => Err("a prefill leg is not streamed"),
-            (Leg::Decode, Role::Prefiller) => Err("this prefiller was sent a decode leg"),
+            (Leg::Decode | Leg::Keep, Role::Prefiller) => {
+                Err("this prefiller was sent a decode leg")
+            }
             _ => Ok(()),
         }
     }
@@ -99,10 +110,16 @@ impl Asked {
 
 /// Whether the value after `key`, colon included, is `true`.
 pub(crate) fn says_true(body: &[u8], key: &str) -> bool {
+    says(body, key, b"true")
+}
+
+/// Whether the value after `key`, colon included, is the number or word `value`.
+fn says(body: &[u8], key: &str, value: &[u8]) -> bool {
     memmem::find(body, key.as_bytes()).is_some_and(|at| {
-        body[at + key.len()..]
-            .trim_ascii_start()
-            .starts_with(b"true")
+        let after = body[at + key.len()..].trim_ascii_start();
+        after
+            .strip_prefix(value)
+            .is_some_and(|rest| !rest.first().is_some_and(u8::is_ascii_alphanumeric))
     })
 }
 
@@ -110,28 +127,44 @@ pub(crate) fn says_true(body: &[u8], key: &str) -> bool {
 mod tests {
     use super::*;
 
+    const KEEP: &str = r#""kv_transfer_params":{"do_remote_decode":true}"#;
+
+    fn asked(members: &str, role: Role, streams: bool) -> Asked {
+        Asked::read(format!("{{{members}}}").as_bytes(), 48, streams, role)
+    }
+
     #[test]
     fn each_role_refuses_the_others_part() {
-        let prefill = Asked::read(
-            br#"{"kv_transfer_params":{"do_remote_decode":true}}"#,
-            48,
-            false,
-        );
-        let decode = Asked::read(br#"{"stream_options":{"include_usage":true}}"#, 41, true);
-        assert_eq!((prefill.leg, decode.leg), (Leg::Prefill, Leg::Decode));
-        assert_eq!((prefill.prompt_tokens, decode.wants_usage), (12, true));
-        for (role, prefills, decodes) in [
-            (Role::Prefiller, true, false),
-            (Role::Decoder, false, true),
-            (Role::Both, true, true),
+        let answer = r#""stream_options":{"include_usage":true}"#;
+        for (role, decodes) in [
+            (Role::Prefiller, false),
+            (Role::Decoder, true),
+            (Role::Both, true),
         ] {
-            assert_eq!(prefill.may_be_served_by(role).is_ok(), prefills);
+            let decode = asked(answer, role, true);
+            assert_eq!(decode.leg, Leg::Decode);
+            assert_eq!((decode.prompt_tokens, decode.wants_usage), (12, true));
             assert_eq!(decode.may_be_served_by(role).is_ok(), decodes);
         }
-        let streamed = Asked {
-            streams: true,
-            ..prefill
-        };
-        assert!(streamed.may_be_served_by(Role::Both).is_err());
+        let streamed = asked(KEEP, Role::Prefiller, true);
+        assert!(streamed.may_be_served_by(Role::Prefiller).is_err());
+    }
+
+    #[test]
+    fn an_answer_that_is_to_be_kept_is_no_prefill() {
+        let one = format!(r#""max_tokens":1,{KEEP}"#);
+        let ten = format!(r#""max_tokens":10,{KEEP}"#);
+        for (members, role, streams, leg) in [
+            (&one, Role::Prefiller, false, Leg::Prefill),
+            (&one, Role::Both, false, Leg::Prefill),
+            (&one, Role::Both, true, Leg::Keep),
+            (&one, Role::Decoder, false, Leg::Keep),
+            (&ten, Role::Both, false, Leg::Keep),
+            (&ten, Role::Decoder, true, Leg::Keep),
+        ] {
+            let read = asked(members, role, streams);
+            assert_eq!(read.leg, leg, "{members}");
+            assert!(read.may_be_served_by(role).is_ok(), "{members}");
+        }
     }
 }

@@ -210,7 +210,7 @@ impl Worker {
         if self.role != Role::Any && spec.status == 200 {
             // Contiguous unless the middle of the body was not kept.
             let kept = [&conn.body[..], &conn.end].concat();
-            asked = Asked::read(&kept, conn.reader.body_size(), streams);
+            asked = Asked::read(&kept, conn.reader.body_size(), streams, self.role);
             if let Err(why) = self.judge(&kept, &mut asked) {
                 self.facts.refused += 1;
                 conn.out = answer::refusal(&spec, 500, why);
@@ -277,8 +277,8 @@ impl Worker {
             conn.out.extend_from_slice(&answer::completion(&spec));
         } else {
             let is_prefill = asked.leg == Leg::Prefill;
-            let params =
-                is_prefill.then(|| self.handoff.issue(now_ns(), self.port, asked.prompt_tokens));
+            let params = (asked.leg != Leg::Decode)
+                .then(|| self.handoff.issue(now_ns(), self.port, asked.prompt_tokens));
             let chunks = if is_prefill { 1 } else { spec.chunks };
             let rest = usize::try_from(chunks - 1).unwrap_or(0);
             let text = asked.first_text(&spec).to_owned() + &answer::TOKEN.repeat(rest);
