@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm.door import Door, door_over
-from tests.vllm.servers import PYTHON, SHARED, Forge, shared_forge
+from tests.vllm.servers import PYTHON, SHARED, Forge, shared_forge, the_forge
 from tests.vllm.small import Small, start_small
 
 
@@ -23,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 )
             )
             item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(scope="session")
+def empty_forge(tmp_path_factory: pytest.TempPathFactory) -> Forge:
+    """For those who start servers of their own only."""
+    return the_forge(tmp_path_factory.mktemp("vllm"))
 
 
 @pytest.fixture(scope="session")

@@ -195,7 +195,16 @@ class Forge:
 
 
 SHARED: Mapping[str, Role] = {"p0": "prefiller", "d0": "decoder", "d1": "decoder", "plain": "both"}
-_shared: list[Forge] = []
+_forges: list[Forge] = []
+
+
+def the_forge(folder: Path) -> Forge:
+    """The one forge of the test run; the first who asks says where its logs go."""
+    if not _forges:
+        forge = Forge(folder)
+        atexit.register(forge.close)
+        _forges.append(forge)
+    return _forges[0]
 
 
 def shared_forge(folder: Path) -> Forge:
@@ -203,12 +212,10 @@ def shared_forge(folder: Path) -> Forge:
 
     Starting them is most of what these tests cost. Who kills one restarts it.
     """
-    if not _shared:
-        forge = Forge(folder)
-        atexit.register(forge.close)
+    forge = the_forge(folder)
+    if not SHARED.keys() <= forge.workers.keys():
         forge.start(wishes(SHARED))
-        _shared.append(forge)
-    return _shared[0]
+    return forge
 
 
 def mooncake_env() -> dict[str, str]:

@@ -160,7 +160,7 @@ def test_restart_under_load_leaves_every_answer_right_or_an_error(
     def converse(number: int) -> list[tuple[list[int], Turn]]:
         prompt, told = token_ids(2000 + number, 150 + 20 * number), []
         for turn_number in range(6):
-            turn = door.turn(completion(prompt, max_tokens=24), f"task-{victims}-{number}")
+            turn = door.turn(completion(prompt, max_tokens=12), f"task-{victims}-{number}")
             told.append((prompt, turn))
             if turn.status == 200:
                 prompt = [*prompt, *turn.token_ids]
@@ -181,5 +181,5 @@ def test_restart_under_load_leaves_every_answer_right_or_an_error(
     assert len(right) >= 18, "most of them are answered"
     for prompt, turn in told:
         if turn.status == 200:
-            assert turn.token_ids == alone(forge, prompt, max_tokens=24)
+            assert turn.token_ids == alone(forge, prompt, max_tokens=12)
     door.assert_balanced()

@@ -18,17 +18,20 @@ FETCHED = "vllm:prompt_tokens_by_source_total{external_kv_transfer}"
 COMPUTED = "vllm:prompt_tokens_by_source_total{local_compute}"
 RESIDENT = "vllm:prompt_tokens_by_source_total{local_cache_hit}"
 CHAT = "/v1/chat/completions"
+MAX_TOKENS = 12
 PREFILLER, DECODERS = "s0", ("s1", "s2")
 
 
 @pytest.fixture(scope="module")
-def talkers(forge: Forge) -> Iterator[Forge]:
+def talkers(empty_forge: Forge) -> Iterator[Forge]:
     """A prefiller, two decoders, and the instance `talker` that answers alone."""
-    start_talkers(forge, {PREFILLER: "prefiller", **dict.fromkeys(DECODERS, "decoder"), "talker": "both"})
-    yield forge
+    start_talkers(
+        empty_forge, {PREFILLER: "prefiller", **dict.fromkeys(DECODERS, "decoder"), "talker": "both"}
+    )
+    yield empty_forge
     for name in (PREFILLER, *DECODERS):
         with suppress(ProcessLookupError):
-            forge.kill(name)
+            empty_forge.kill(name)
 
 
 @pytest.fixture
@@ -49,23 +52,23 @@ class Talk:
     def says(self, text: str) -> Turn:
         """A turn, whose answer must be the one of the instance that answers alone; the history grows by both."""
         self.messages.append({"role": "user", "content": text})
-        body = {"model": "demo", "messages": self.messages, "temperature": 0, "max_tokens": 24}
+        body = {"model": "demo", "messages": self.messages, "temperature": 0, "max_tokens": MAX_TOKENS}
         turn = self.door.turn(body, self.name, path=CHAT)
         assert turn.status == 200, turn.body
         answer = turn.body["choices"][0]["message"]["content"]
-        assert answer == text_of(self.forge["talker"].chat(self.messages, max_tokens=24))
+        assert answer == text_of(self.forge["talker"].chat(self.messages, max_tokens=MAX_TOKENS))
         self.messages.append({"role": "assistant", "content": answer})
         return turn
 
     def streams(self, text: str) -> str:
         """The same as a stream."""
         self.messages.append({"role": "user", "content": text})
-        body = {"model": "demo", "messages": self.messages, "temperature": 0, "max_tokens": 24}
+        body = {"model": "demo", "messages": self.messages, "temperature": 0, "max_tokens": MAX_TOKENS}
         told = self.door.stream(body, self.name, path=CHAT)
         assert not told.errors
         choices = [choice for event in told.events for choice in event["choices"]]
         answer = "".join(choice["delta"].get("content") or "" for choice in choices)
-        assert answer == text_of(self.forge["talker"].chat(self.messages, max_tokens=24))
+        assert answer == text_of(self.forge["talker"].chat(self.messages, max_tokens=MAX_TOKENS))
         self.messages.append({"role": "assistant", "content": answer})
         return told.headers["x-conserve-decoder"]
 

@@ -27,6 +27,7 @@ COMPUTED = "vllm:prompt_tokens_by_source_total{local_compute}"
 CHAT = "/v1/chat/completions"
 BLOCK_SIZE = 32
 CONVERSATIONS, TURNS = 12, 5
+MAX_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Up:
 
 
 @pytest.fixture(scope="module")
-def up(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def up(empty_forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """The demo's file with the model's folder, vLLM's place and ports of the system's choice put in."""
     folder = tmp_path_factory.mktemp("up")
     text = DEMO.read_text()
@@ -63,8 +64,8 @@ def up(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         watchdog = threading.Timer(START_S, process.kill)
         watchdog.start()
         try:
-            if "talker" not in forge.workers:
-                start_talkers(forge, {"talker": "both"})
+            if "talker" not in empty_forge.workers:
+                start_talkers(empty_forge, {"talker": "both"})
             said = ""
             for line in process.stdout:
                 said += line
@@ -72,9 +73,9 @@ def up(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
                     break
             else:
                 raise AssertionError(said)
-            made = Up(serves[1], {}, forge["talker"])
+            made = Up(serves[1], {}, empty_forge["talker"])
             for row in made.fleet()["workers"]:
-                made.workers[row["name"]] = Worker(row["url"], "demo", forge["talker"].process, {})
+                made.workers[row["name"]] = Worker(row["url"], "demo", empty_forge["talker"].process, {})
             yield made
             process.terminate()
             rest = process.stdout.read()
@@ -88,12 +89,14 @@ def up(forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 def test_an_openai_client_talks_to_it(up: Up) -> None:
     client = OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": "Name a river in Europe."}]
-    whole = client.chat.completions.create(model="demo", messages=messages, temperature=0, max_tokens=24)
+    whole = client.chat.completions.create(
+        model="demo", messages=messages, temperature=0, max_tokens=MAX_TOKENS
+    )
     stream = client.chat.completions.create(
-        model="demo", messages=messages, temperature=0, max_tokens=24, stream=True
+        model="demo", messages=messages, temperature=0, max_tokens=MAX_TOKENS, stream=True
     )
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-    alone = up.plain.chat(messages, max_tokens=24).body["choices"][0]["message"]["content"]
+    alone = up.plain.chat(messages, max_tokens=MAX_TOKENS).body["choices"][0]["message"]["content"]
     assert whole.choices[0].message.content == streamed == alone
     assert len(alone) > 10
 
@@ -137,7 +140,7 @@ def test_many_conversations_at_once_are_handed_over_once_each_and_compute_nothin
                 model="demo",
                 messages=messages,  # type: ignore[arg-type]
                 temperature=0,
-                max_tokens=24,
+                max_tokens=MAX_TOKENS,
                 extra_headers={"x-conversation-id": f"boats-{number}"},
             )
             told.append((list(messages), answer))
@@ -171,7 +174,7 @@ def test_many_conversations_at_once_are_handed_over_once_each_and_compute_nothin
     assert computed <= new + partial, f"{computed - new - partial} tokens were computed again"
 
     def alone(told: tuple[list[dict[str, str]], Any]) -> str:
-        text: str = up.plain.chat(told[0], max_tokens=24).body["choices"][0]["message"]["content"]
+        text: str = up.plain.chat(told[0], max_tokens=MAX_TOKENS).body["choices"][0]["message"]["content"]
         return text
 
     every = [each for told in conversations for each in told]
