@@ -22,6 +22,7 @@ from peer_numbers import against_aims, caption, chart
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from readme_numbers import numbers
+from spending import spending
 
 from conserve import errors
 from conserve.settings import Settings
@@ -160,6 +161,7 @@ def texts() -> dict[Path, str]:
     }
     readme = between(README.read_text(encoding="utf-8"), "numbers", numbers())
     bench = between(BENCH.read_text(encoding="utf-8"), "aims", against_aims())
+    bench = between(bench, "spending", spending())
     pages = {README: between(readme, "peers", caption()), BENCH: bench, CHART: chart(), PAGE: paper_page()}
     return wanted | pages
 
