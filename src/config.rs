@@ -8,7 +8,7 @@ mod policy;
 
 use std::time::Duration;
 
-pub use self::follow_kv::{FollowKvOptions, Handoff};
+pub use self::follow_kv::{FollowKvOptions, Handoff, Roles};
 pub use self::policy::{
     AmpdOptions, AmpdRule, DeflectOptions, PolicyChoice, PolicyError, PolicyKind, PpdOptions,
     Remote,

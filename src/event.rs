@@ -474,6 +474,12 @@ pub enum Event {
         worker: WorkerId,
         suspect: bool,
     },
+    /// Of the workers that do both, so many only compute prompts from now on.
+    RolesChanged {
+        at: Timestamp,
+        before: u16,
+        helpers: u16,
+    },
     /// A prefill was computed and nobody will pull it.
     Orphaned {
         at: Timestamp,

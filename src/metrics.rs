@@ -360,6 +360,12 @@ fn render_measures(text: &mut Text, snapshot: &Snapshot) {
     if let Some(advice) = snapshot.advice {
         text.line("conserve_recommended_prefillers", &[], advice.prefillers);
     }
+    text.one(
+        "conserve_acting_prefillers",
+        "gauge",
+        "Workers that only compute prompts now: prefillers, and those that `follow-kv` holds back for it.",
+        snapshot.prefillers,
+    );
 }
 
 fn render_gauges(text: &mut Text, snapshot: &Snapshot) {
@@ -674,6 +680,7 @@ impl Observer for Metrics {
             | Event::HandedOver { handoff: false, .. }
             | Event::Swept { .. }
             | Event::WorkerDraining { .. }
+            | Event::RolesChanged { .. }
             | Event::WorkerSuspect { .. } => {}
         }
     }

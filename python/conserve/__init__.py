@@ -20,6 +20,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from conserve._core import (
+    Advice,
     ConversationView,
     Decoder,
     ManualClock,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 # The names of the extra `proxy` are public too, but not for `import *`: that must work in a base install.
 __all__ = [
+    "Advice",
     "ConfigError",
     "ConserveError",
     "ConversationView",

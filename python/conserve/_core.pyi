@@ -13,6 +13,7 @@ from typing import Final, Literal, Self, TypeAlias, TypedDict, final
 from conserve.policies import PolicyName
 
 __all__ = [
+    "Advice",
     "Call",
     "Collect",
     "ConversationView",
@@ -572,6 +573,49 @@ class WorkerView:
         """Tokens generated."""
 
 @final
+class Advice:
+    """How many workers should only compute prompts, and the measured terms that it follows from."""
+
+    @property
+    def prefillers(self) -> int:
+        """So many should."""
+    @property
+    def prefillers_now(self) -> int:
+        """So many do."""
+    @property
+    def workers(self) -> int: ...
+    @property
+    def gap_ms(self) -> float:
+        """Gap between two tokens as advised."""
+    @property
+    def gap_now_ms(self) -> float | None:
+        """With what there is; None if that cannot carry the load."""
+    @property
+    def gaps_ms(self) -> list[float | None]:
+        """For each number of prefillers from 0 on; None where the load would not be carried."""
+    @property
+    def step_ms(self) -> float:
+        """A decode step without turns."""
+    @property
+    def step_ms_per_turn(self) -> float:
+        """More for each turn in it."""
+    @property
+    def prompt_workers(self) -> float:
+        """Workers' time that prompts take."""
+    @property
+    def movable_workers(self) -> float:
+        """Of it, what prefillers could take."""
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens generated."""
+    @property
+    def held_workers(self) -> float:
+        """Workers' worth of KV that conversations hold."""
+    @property
+    def text(self) -> str:
+        """All of it in words."""
+
+@final
 class Snapshot:
     """The router at one moment."""
 
@@ -589,6 +633,15 @@ class Snapshot:
     @property
     def recomputed_share(self) -> float | None:
         """Share of the prompt tokens computed in the last two minutes that an earlier turn had computed."""
+    @property
+    def advice(self) -> Advice | None:
+        """How many workers should only compute prompts; None until enough was measured."""
+    @property
+    def prefillers(self) -> int:
+        """Workers that only compute prompts: prefillers, and those that the policy holds back for it."""
+    @property
+    def roles(self) -> Literal["advise", "auto"]:
+        """Who changes that: the operator, who is advised, or the router."""
     @property
     def policy(self) -> str: ...
     @property

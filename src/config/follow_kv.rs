@@ -3,8 +3,6 @@
 //! Promises: every option is a finite number in its range, or `inf` where that means never.
 //! Leaves to others: what the numbers do (`placement::follow_kv`).
 
-use std::fmt;
-
 /// When the prompt of a new conversation, or of one whose KV is gone, is computed elsewhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Handoff {
@@ -25,6 +23,29 @@ impl Handoff {
             Self::Never => "never",
             Self::Cheaper => "cheaper",
             Self::Always => "always",
+        }
+    }
+}
+
+/// Who decides how many workers only compute prompts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Roles {
+    /// The operator, whom the router advises.
+    #[default]
+    Advise,
+    /// The router: of the workers that do both.
+    Auto,
+}
+
+impl Roles {
+    const ALL: [Self; 2] = [Self::Advise, Self::Auto];
+
+    /// As an operator writes it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Advise => "advise",
+            Self::Auto => "auto",
         }
     }
 }
@@ -65,6 +86,8 @@ pub struct FollowKvOptions {
     pub thrash_fill: f64,
     /// So many workers, the first to join, hold conversations only when no other has room, and compute for the others.
     pub prefillers: f64,
+    /// Who decides about them; with `auto`, `prefillers` is what it begins with.
+    pub roles: Roles,
 }
 
 impl Default for FollowKvOptions {
@@ -87,6 +110,7 @@ impl Default for FollowKvOptions {
             thrash: 0.2,
             thrash_fill: 0.95,
             prefillers: 0.0,
+            roles: Roles::Advise,
         }
     }
 }
@@ -123,12 +147,13 @@ const NUMBERS: [(&str, &str, Slot); 15] = [
 
 /// The options, each with what it takes.
 pub(super) const OPTIONS: &[(&str, &str)] = &{
-    let mut options = [("handoff", "never, cheaper or always"); NUMBERS.len() + 1];
+    let mut options = [("handoff", "never, cheaper or always"); NUMBERS.len() + 2];
     let mut at = 0;
     while at < NUMBERS.len() {
         options[at + 1] = (NUMBERS[at].0, NUMBERS[at].1);
         at += 1;
     }
+    options[at + 1] = ("roles", "advise or auto");
     options
 };
 
@@ -137,6 +162,12 @@ impl FollowKvOptions {
     pub(super) fn set(&mut self, option: &str, value: &str) -> Option<()> {
         if option == "handoff" {
             self.handoff = Handoff::ALL
+                .into_iter()
+                .find(|choice| choice.as_str() == value)?;
+            return Some(());
+        }
+        if option == "roles" {
+            self.roles = Roles::ALL
                 .into_iter()
                 .find(|choice| choice.as_str() == value)?;
             return Some(());
@@ -157,7 +188,7 @@ impl FollowKvOptions {
         let (mut own, mut usual) = (*self, Self::default());
         let mut parts = Vec::new();
         if own.handoff != usual.handoff {
-            parts.push(format!("handoff={}", Shown(own.handoff)));
+            parts.push(format!("handoff={}", own.handoff.as_str()));
         }
         for (key, _, slot) in NUMBERS {
             let value = *slot(&mut own);
@@ -165,14 +196,9 @@ impl FollowKvOptions {
                 parts.push(format!("{key}={value}"));
             }
         }
+        if own.roles != usual.roles {
+            parts.push(format!("roles={}", own.roles.as_str()));
+        }
         parts
-    }
-}
-
-struct Shown(Handoff);
-
-impl fmt::Display for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.as_str())
     }
 }

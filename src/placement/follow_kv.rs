@@ -11,7 +11,7 @@ use super::rank::{DecoderChoice, able_prefillers, choose_decoder_among};
 use super::strict::Strict;
 use super::times::{Link, Times};
 use super::{Decision, Observed, Policy, TurnView, WorkerView};
-use crate::config::{FollowKvOptions, Handoff, PolicyChoice};
+use crate::config::{FollowKvOptions, Handoff, PolicyChoice, Roles};
 use crate::event::Reason;
 use crate::fleet::Role;
 use crate::units::{Tokens, WorkerId};
@@ -31,6 +31,19 @@ impl Policy for FollowKv {
 
     fn is_sticky(&self) -> bool {
         false
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a whole number from 0 on; more workers than there can be are all"
+    )]
+    fn helpers(&self) -> u16 {
+        self.0.prefillers as u16
+    }
+
+    fn roles(&self) -> Roles {
+        self.0.roles
     }
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
@@ -76,7 +89,7 @@ impl<'a> Rule<'a> {
         Tokens(turn.prompt.0.saturating_sub(self.fleet.shared_head.0))
     }
 
-    /// The workers that only help, if the options ask for some: the first that can do both.
+    /// Whether it only computes prompts of others while those have room.
     fn helps_only(&self, worker: &WorkerView) -> bool {
         let both = self
             .fleet
@@ -84,8 +97,7 @@ impl<'a> Rule<'a> {
             .iter()
             .filter(|worker| worker.role == Role::Both);
         let before = both.take_while(|other| other.id != worker.id).count();
-        let before = u32::try_from(before).map_or(f64::INFINITY, f64::from);
-        worker.role == Role::Both && before < self.set.prefillers
+        worker.role == Role::Both && before < usize::from(self.fleet.helpers)
     }
 
     fn home_for(&self, turn: &TurnView) -> Result<DecoderChoice<'a>, Decision> {
@@ -94,7 +106,7 @@ impl<'a> Rule<'a> {
         } else {
             self.fleet.low_watermark
         };
-        let held_back = self.set.prefillers > 0.0;
+        let held_back = self.fleet.helpers > 0;
         choose_decoder_among(turn, self.fleet, most, |worker| {
             !held_back || !self.helps_only(worker)
         })
@@ -133,7 +145,7 @@ impl<'a> Rule<'a> {
         let here = self.cost(choice.decoder, new);
         let helps = |worker: &&WorkerView| {
             worker.id != choice.decoder.id
-                && (self.set.prefillers == 0.0 || !worker.role.decodes() || self.helps_only(worker))
+                && (self.fleet.helpers == 0 || !worker.role.decodes() || self.helps_only(worker))
                 && (!worker.role.decodes() || fill(worker, turn.prompt) <= self.set.helper_fill)
         };
         let (worker, cost) = able_prefillers(turn, self.fleet, &[])

@@ -18,7 +18,7 @@ mod tests;
 mod times;
 pub(crate) mod weigh;
 
-use crate::config::PolicyChoice;
+use crate::config::{PolicyChoice, Roles};
 use crate::event::Reason;
 use crate::fleet::Role;
 use crate::units::{BlockSize, Blocks, Tokens, WorkerId};
@@ -81,6 +81,8 @@ pub struct Observed {
     pub link_ms_per_token: Option<f64>,
     /// Tokens that first prompts find computed where they run, as observed.
     pub shared_head: Tokens,
+    /// Of the workers that do both, so many only compute prompts while the others have room: the first to join.
+    pub helpers: u16,
 }
 
 /// The turn that wants a place.
@@ -155,6 +157,16 @@ pub trait Policy: Send + Sync {
 
     /// Whether a turn of a pinned conversation always runs at home: then it is not even asked.
     fn is_sticky(&self) -> bool;
+
+    /// Of the workers that do both, how many only compute prompts to begin with.
+    fn helpers(&self) -> u16 {
+        0
+    }
+
+    /// Who changes that number.
+    fn roles(&self) -> Roles {
+        Roles::Advise
+    }
 
     /// Where the turn runs.
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision;

@@ -32,6 +32,7 @@ fn fleet(workers: &[WorkerView]) -> Observed {
         recomputed_share: None,
         link_ms_per_token: None,
         shared_head: Tokens(0),
+        helpers: 0,
     }
 }
 

@@ -60,7 +60,7 @@ mod core {
     #[pymodule_export]
     use super::turn::PyTurn;
     #[pymodule_export]
-    use super::views::{PyConversationView, PySnapshot, PySwept, PyWorkerView};
+    use super::views::{PyAdvice, PyConversationView, PySnapshot, PySwept, PyWorkerView};
     #[pymodule_export]
     use super::workers::{PyDecoder, PyPrefiller, PyWorker};
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use pyo3::prelude::*;
 
 use super::clock::seconds;
+use crate::roles::{Advice, Measured};
 use crate::router::{ConversationView, Snapshot, Swept, Totals, WorkerRow};
 use crate::units::Blocks;
 
@@ -211,6 +212,81 @@ impl PyWorkerView {
     }
 }
 
+/// How many workers should only compute prompts, and the measured terms that it follows from.
+#[pyclass(name = "Advice", frozen, get_all, module = "conserve")]
+pub(super) struct PyAdvice {
+    /// So many should.
+    prefillers: u16,
+    /// So many do.
+    prefillers_now: u16,
+    workers: u16,
+    /// Gap between two tokens as advised.
+    gap_ms: f64,
+    /// With what there is; None if that cannot carry the load.
+    gap_now_ms: Option<f64>,
+    /// For each number of prefillers from 0 on; None where the load would not be carried.
+    gaps_ms: Vec<Option<f64>>,
+    /// A decode step without turns.
+    step_ms: f64,
+    /// More for each turn in it.
+    step_ms_per_turn: f64,
+    /// Workers' time that prompts take.
+    prompt_workers: f64,
+    /// Of it, what prefillers could take.
+    movable_workers: f64,
+    /// Tokens generated.
+    tokens_per_s: f64,
+    /// Workers' worth of KV that conversations hold.
+    held_workers: f64,
+    /// All of it in words.
+    text: String,
+}
+
+impl From<&Advice> for PyAdvice {
+    fn from(advice: &Advice) -> Self {
+        let Measured {
+            workers,
+            prefillers,
+            fixed_ms,
+            slope_ms,
+            prompts,
+            movable,
+            tokens_per_ms,
+            held,
+            low_watermark: _,
+        } = advice.measured;
+        Self {
+            prefillers: advice.prefillers,
+            prefillers_now: prefillers,
+            workers,
+            gap_ms: advice.gap_ms,
+            gap_now_ms: advice.gap_now_ms,
+            gaps_ms: advice.measured.gaps_ms().collect(),
+            step_ms: fixed_ms,
+            step_ms_per_turn: slope_ms,
+            prompt_workers: prompts,
+            movable_workers: movable,
+            tokens_per_s: tokens_per_ms * 1e3,
+            held_workers: held,
+            text: advice.to_string(),
+        }
+    }
+}
+
+#[pymethods]
+impl PyAdvice {
+    fn __str__(&self) -> &str {
+        &self.text
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<Advice {} of {} workers, {} now>",
+            self.prefillers, self.workers, self.prefillers_now
+        )
+    }
+}
+
 /// The router at one moment.
 #[pyclass(name = "Snapshot", frozen, module = "conserve")]
 pub(super) struct PySnapshot(Snapshot);
@@ -250,6 +326,24 @@ impl PySnapshot {
     #[getter]
     const fn recomputed_share(&self) -> Option<f64> {
         self.0.recomputed_share
+    }
+
+    /// How many workers should only compute prompts; None until enough was measured.
+    #[getter]
+    fn advice(&self) -> Option<PyAdvice> {
+        self.0.advice.as_ref().map(PyAdvice::from)
+    }
+
+    /// Workers that only compute prompts: prefillers, and those that the policy holds back for it.
+    #[getter]
+    const fn prefillers(&self) -> u16 {
+        self.0.prefillers
+    }
+
+    /// Who changes that: the operator, who is advised, or the router.
+    #[getter]
+    const fn roles(&self) -> &'static str {
+        self.0.roles.as_str()
     }
 
     #[getter]

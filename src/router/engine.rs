@@ -44,6 +44,8 @@ pub(crate) struct Engine {
     pub(crate) latest: Counter,
     /// How many workers should only compute prompts.
     pub(crate) advisor: Mutex<Advisor>,
+    /// Of the workers that do both, how many only compute prompts.
+    helpers: Counter,
     /// Beats with every tick.
     pub(crate) pulse: Pulse,
 }
@@ -107,7 +109,10 @@ impl Asking {
 
 impl Engine {
     pub(crate) fn new(config: Config, policy: Box<dyn Policy>) -> Self {
+        let helpers = Counter::default();
+        helpers.set(u64::from(policy.helpers()));
         Self {
+            helpers,
             config,
             sticky: policy.is_sticky(),
             policy,
@@ -470,7 +475,18 @@ impl Engine {
             recomputed_share: self.recent.share_again(now),
             link_ms_per_token: self.link.ms_per_token(),
             shared_head: self.shared_head.get(),
+            helpers: self.helpers(),
         }
+    }
+
+    /// Of the workers that do both, how many only compute prompts: the first to join.
+    pub(super) fn helpers(&self) -> u16 {
+        u16::try_from(self.helpers.get()).unwrap_or(u16::MAX)
+    }
+
+    /// From now on so many; what lives on them stays.
+    pub(super) fn set_helpers(&self, helpers: u16) {
+        self.helpers.set(u64::from(helpers));
     }
 }
 

@@ -7,10 +7,12 @@ use std::time::Duration;
 use super::engine::Engine;
 use crate::activity::{Doing, Work};
 use crate::admission::Queue;
+use crate::config::Roles;
 use crate::conversation::ConversationPhase;
+use crate::event::Event;
 use crate::fleet::{Health, Role, WorkerRef};
 use crate::report::WorkerReport;
-use crate::roles::Advice;
+use crate::roles::{Advice, Look};
 use crate::sync::{Counter, Padded, STRIPES, stripe};
 use crate::units::{BlockSize, Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
 
@@ -146,6 +148,10 @@ pub struct Snapshot {
     pub link_ms_per_token: Option<f64>,
     /// How many workers should only compute prompts, by what was measured; `None` until enough was.
     pub advice: Option<Advice>,
+    /// Workers that only compute prompts: prefillers, and those that are held back for it.
+    pub prefillers: u16,
+    /// Who decides about those that are held back.
+    pub roles: Roles,
     /// The policy's name.
     pub policy: String,
 }
@@ -329,6 +335,11 @@ impl Engine {
                 live.push(row);
             }
         }
+        let alike = |role: Role| {
+            let rows = live.iter().filter(|row: &&WorkerRow| row.role == role);
+            u16::try_from(rows.count()).unwrap_or(u16::MAX)
+        };
+        let prefillers = alike(Role::Prefiller) + self.helpers().min(alike(Role::Both));
         live.extend(lost.split_off(lost.len().saturating_sub(LOST_SHOWN)));
         // Not counted one by one: every turn that began has ended or runs.
         let mut totals = self.tally.totals();
@@ -342,19 +353,37 @@ impl Engine {
             recomputed_share: self.recent.share_again(now),
             link_ms_per_token: self.link.ms_per_token(),
             advice: None,
+            prefillers,
+            roles: self.policy.roles(),
             policy: self.policy.variant(),
         }
     }
 
-    /// Looks, once in a while, at how many workers should only compute prompts.
+    /// Looks, once in a while, at how many workers should only compute prompts, and changes that if the policy asks for it.
     pub(super) fn advise(&self, now: Timestamp) {
         let mut advisor = self.advisor.lock();
         if advisor.is_due(now) {
             let rows = self.snapshot_without_advice(now);
             let live = rows.workers.iter().filter(|row| row.health != Health::Lost);
             let live: Vec<_> = live.cloned().collect();
-            let placed = rows.totals.placed_tokens;
-            advisor.look(&live, placed, self.config.low_watermark, now);
+            let acts = self.policy.roles() == Roles::Auto;
+            let look = Look {
+                workers: &live,
+                helpers: self.helpers(),
+                acts,
+                placed: rows.totals.placed_tokens,
+                low_watermark: self.config.low_watermark,
+            };
+            advisor.look(&look, now);
+            if acts && let Some(helpers) = advisor.due_change(now) {
+                let before = self.helpers();
+                self.set_helpers(helpers);
+                self.observers.tell(|| Event::RolesChanged {
+                    at: now,
+                    before,
+                    helpers,
+                });
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use super::errors::Errors;
 use super::oracle::Truth;
-use crate::config::Remote;
+use crate::config::{Remote, Roles};
 use crate::event::Reason;
 use crate::placement::weigh::Weighing;
 use crate::placement::{Decision, Observed, Policy, TurnView, remote};
@@ -110,6 +110,14 @@ impl Policy for Misled {
 
     fn is_sticky(&self) -> bool {
         self.inner().is_sticky() && !self.errors.bear_on_choice()
+    }
+
+    fn helpers(&self) -> u16 {
+        self.inner().helpers()
+    }
+
+    fn roles(&self) -> Roles {
+        self.inner().roles()
     }
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {

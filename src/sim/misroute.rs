@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use crate::config::PolicyKind;
+use crate::config::{PolicyKind, Roles};
 use crate::event::Reason;
 use crate::placement::{Decision, Observed, Policy, TurnView};
 use crate::units::{ConversationKey, WorkerId};
@@ -56,6 +56,14 @@ impl Policy for Misroute {
 
     fn is_sticky(&self) -> bool {
         false
+    }
+
+    fn helpers(&self) -> u16 {
+        self.within.helpers()
+    }
+
+    fn roles(&self) -> Roles {
+        self.within.roles()
     }
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {

@@ -37,6 +37,9 @@ async def test_health_readiness_and_fleet(cluster: StartCluster) -> None:
         assert all(0 <= row["report_age_s"] < 5 for row in fleet["workers"])
         assert {row["kv_blocks"] for row in fleet["workers"] if row["role"] == "decoder"} == {4096}
         assert (fleet["booked_blocks"], fleet["waiting"], fleet["in_flight"]) == (0, 0, 0)
+        assert fleet["roles"] == {"mode": "advise", "prefillers": 1, "advice": None}, (
+            "nothing was measured yet"
+        )
 
 
 async def test_a_conversation_can_be_looked_at(cluster: StartCluster) -> None:

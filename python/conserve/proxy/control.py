@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from conserve.errors import ConserveError
 
-from . import errors
+from . import errors, roles
 
 if TYPE_CHECKING:
     from conserve._core import ConversationView
@@ -174,6 +174,7 @@ def _fleet(door: Door) -> _Json:
         "in_flight": door.in_flight,
         "draining": door.draining,
         "recomputed_share": snapshot.recomputed_share,
+        "roles": roles.told(snapshot),
         "counters": snapshot.counters,
         "dispatch": door.dispatcher.counters,
     }

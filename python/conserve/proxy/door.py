@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from .energy import Energy
 from .metrics import DoorMetrics
+from .roles import RoleLog
 from .tls import trust_of
 from .upstream import Upstreams
 from .watch import Watch
@@ -28,7 +29,7 @@ __all__ = ["Door"]
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.25
-_SWEEP_EVERY_TICKS: Final = 40
+_SLOWLY_EVERY_TICKS: Final = 40
 
 
 class Door:
@@ -41,6 +42,7 @@ class Door:
         self.metrics = DoorMetrics()
         self.drives: set[Drive] = set()
         self.draining = False
+        self._roles = RoleLog(router)
         self._idle = asyncio.Event()
         self._upstreams: Upstreams | None = None
         self.watch = Watch(router, self.dispatcher, settings)
@@ -167,8 +169,9 @@ class Door:
             ticks += 1
             try:
                 self.router.tick()
-                if ticks % _SWEEP_EVERY_TICKS == 0:
+                if ticks % _SLOWLY_EVERY_TICKS == 0:
                     await self._sweep()
+                    self._roles.look()
             except Exception:
                 logger.exception("the router's clock failed; it goes on")
 

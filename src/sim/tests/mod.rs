@@ -12,6 +12,7 @@ mod queueing;
 mod refusals;
 mod relations;
 mod remote;
+mod roles;
 mod stuck;
 mod support;
 mod watts;

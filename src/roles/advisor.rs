@@ -1,0 +1,177 @@
+//! Draws the measures together, once in a while, over the last minutes.
+//!
+//! Promises: a change follows only from minutes that were measured as a whole with the roles that there are.
+//! Leaves to others: what follows from the measures (`roles`), carrying it out (`router`).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::line::Line;
+use super::{Advice, Measured};
+use crate::fleet::Role;
+use crate::router::WorkerRow;
+use crate::units::{Timestamp, WorkerId};
+
+/// What there is to see.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Look<'a> {
+    /// The live workers, in the order in which they joined.
+    pub(crate) workers: &'a [WorkerRow],
+    /// Of those that do both, so many only compute prompts: the first ones.
+    pub(crate) helpers: u16,
+    /// Whether only workers that do both may change.
+    pub(crate) acts: bool,
+    /// Prompt tokens computed for conversations being placed, so far.
+    pub(crate) placed: u64,
+    pub(crate) low_watermark: f64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Advisor {
+    /// The looks of the last minutes, oldest first.
+    looks: VecDeque<Sums>,
+    /// What each worker had done at the last look.
+    seen: BTreeMap<WorkerId, (u64, u64, Duration)>,
+    steps: Line,
+    /// Workers that only compute prompts whatever is chosen, at the last look.
+    dedicated: u16,
+    advice: Option<Advice>,
+}
+
+/// Totals since the first look.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    at: Timestamp,
+    /// Seconds that workers spent on prompts.
+    busy_s: f64,
+    prompt: u64,
+    placed: u64,
+    output: u64,
+}
+
+impl Advisor {
+    /// Between two looks: short against how load changes.
+    pub(crate) const EVERY: Duration = Duration::from_secs(10);
+    /// Measures are means over this time, and roles change no sooner after one another.
+    pub(crate) const OVER: Duration = Duration::from_secs(180);
+
+    pub(crate) fn is_due(&self, now: Timestamp) -> bool {
+        let last = self.looks.back();
+        last.is_none_or(|last| now.since(last.at) >= Self::EVERY)
+    }
+
+    pub(crate) fn advice(&self) -> Option<Advice> {
+        self.advice
+    }
+
+    pub(crate) fn look(&mut self, look: &Look<'_>, now: Timestamp) {
+        let (both, dedicated) = (count(look, Role::Both), count(look, Role::Prefiller));
+        let helpers = look.helpers.min(both);
+        let sums = self.add_up(look, helpers, now);
+        self.looks.push_back(sums);
+        while (self.looks.get(1)).is_some_and(|next| now.since(next.at) >= Self::OVER) {
+            self.looks.pop_front();
+        }
+        self.dedicated = dedicated;
+        let Some(measured) = self.measured(look, dedicated + helpers, now) else {
+            return;
+        };
+        let choices = if look.acts {
+            dedicated..=dedicated + both
+        } else {
+            0..=measured.workers.saturating_sub(1)
+        };
+        self.advice = measured.advise(choices);
+    }
+
+    /// How many of the workers that do both should only compute prompts from now on, if that is to change. Then the measuring
+    /// begins anew.
+    pub(crate) fn due_change(&mut self, now: Timestamp) -> Option<u16> {
+        let oldest = self.looks.front()?;
+        let changes = |advice: &Advice| advice.prefillers != advice.measured.prefillers;
+        let advice = self.advice.filter(changes)?;
+        if now.since(oldest.at) < Self::OVER {
+            return None;
+        }
+        self.looks.drain(..self.looks.len() - 1);
+        Some(advice.prefillers.saturating_sub(self.dedicated))
+    }
+
+    /// The totals with what was done since the last look, and the steps that were seen meanwhile.
+    #[expect(clippy::cast_precision_loss, reason = "token counts far below 2^52")]
+    fn add_up(&mut self, look: &Look<'_>, helpers: u16, now: Timestamp) -> Sums {
+        let before = self.looks.back().copied();
+        let seconds = before.map_or(0.0, |before| now.since(before.at).as_secs_f64());
+        let mut sums = before.unwrap_or_default();
+        (sums.at, sums.placed) = (now, look.placed);
+        let speed = |row: &WorkerRow| row.tokens_per_s.filter(|speed| *speed > 0.0);
+        let known: Vec<_> = look.workers.iter().filter_map(speed).collect();
+        let usual = known.iter().sum::<f64>() / known.len() as f64;
+        let (mut both, before) = (0, std::mem::take(&mut self.seen));
+        for row in look.workers {
+            let (id, work) = (row.worker.id, &row.work);
+            let old = before.get(&id).copied().unwrap_or_default();
+            let done = (work.prompt, work.output, work.decode);
+            self.seen.insert(id, done);
+            if seconds <= 0.0 {
+                continue;
+            }
+            let prompt = work.prompt.saturating_sub(old.0);
+            sums.prompt += prompt;
+            sums.output += work.output.saturating_sub(old.1);
+            let busy_s = match speed(row) {
+                Some(speed) => prompt as f64 / speed,
+                None if known.is_empty() => 0.0,
+                None => prompt as f64 / usual,
+            };
+            sums.busy_s += busy_s;
+            let helps = row.role == Role::Both && both < helpers;
+            both += u16::from(row.role == Role::Both);
+            let turns = work.decode.saturating_sub(old.2).as_secs_f64() / seconds;
+            if let (Some(step), true, false) = (row.step_ms, turns > 0.0, helps) {
+                // A step has a turn in it, however few there are on average.
+                let alone = step * (1.0 - (busy_s / seconds).min(0.95));
+                self.steps.add(turns.max(1.0), alone);
+            }
+        }
+        sums
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "token counts far below 2^52")]
+    fn measured(&self, look: &Look<'_>, prefillers: u16, now: Timestamp) -> Option<Measured> {
+        let (first, last) = (self.looks.front()?, self.looks.back()?);
+        let seconds = now.since(first.at).as_secs_f64();
+        let (fixed_ms, slope_ms) = self.steps.fit()?;
+        if seconds <= 0.0 || look.workers.iter().all(|row| row.tokens_per_s.is_none()) {
+            return None;
+        }
+        let placed = last.placed.saturating_sub(first.placed) as f64;
+        let prompt = (last.prompt - first.prompt) as f64;
+        let prompts = (last.busy_s - first.busy_s) / seconds;
+        let held = |row: &WorkerRow| {
+            let all = row.capacity.map_or(0.0, |all| f64::from(all.get()));
+            if all > 0.0 {
+                f64::from(row.booked.get()) / all
+            } else {
+                0.0
+            }
+        };
+        Some(Measured {
+            workers: u16::try_from(look.workers.len()).unwrap_or(u16::MAX),
+            prefillers,
+            fixed_ms,
+            slope_ms,
+            prompts,
+            movable: prompts * (placed / prompt.max(1.0)).min(1.0),
+            tokens_per_ms: (last.output - first.output) as f64 / seconds / 1e3,
+            held: look.workers.iter().map(held).sum(),
+            low_watermark: look.low_watermark,
+        })
+    }
+}
+
+fn count(look: &Look<'_>, role: Role) -> u16 {
+    let alike = look.workers.iter().filter(|row| row.role == role);
+    u16::try_from(alike.count()).unwrap_or(u16::MAX)
+}
