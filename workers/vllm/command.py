@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .connectors import CONNECTORS, Connector, fill
-from .presets import PRESETS, Preset, Role
+from .presets import PRESETS, Preset, Role, StepTime
 
 # vLLM's names. A prefiller produces KV and a decoder consumes it; one that does both is told so.
 _KV_ROLES: Final[Mapping[Role, str]] = {
@@ -31,7 +31,8 @@ class VllmWorker:
     `handoff_port` is the connector's own port (NIXL's side channel, Mooncake's bootstrap server), `handoff_folder` the
     folder of one that hands files over, `engine_id` what the transfer layer calls the worker, `retention_ttl_s` how long a decoder
     keeps the KV of a turn that ended from eviction (None: not at all), `connector_extra` what else its extra config says. `events_port` turns KV events
-    on, `replay_port` lets who missed some have them again. Sizes are in tokens or bytes. `flags` come last, so that they win over a preset; in them and in `env`, `{host}`,
+    on, `replay_port` lets who missed some have them again. `tbt_target_ms` is how long a step with a chunk of a prompt in it may take;
+    `decode_step_ms` and `prompt_ms_per_token` are what was measured, in place of the preset's. Sizes are in tokens or bytes. `flags` come last, so that they win over a preset; in them and in `env`, `{host}`,
     `{handoff_port}`, `{handoff_folder}` and `{engine_id}` are filled in.
     """
 
@@ -53,6 +54,9 @@ class VllmWorker:
     block_size: int | None = None
     max_model_len: int | None = None
     kv_cache_bytes: int | None = None
+    tbt_target_ms: float | None = None
+    decode_step_ms: float | None = None
+    prompt_ms_per_token: float | None = None
     command: tuple[str, ...] = ("vllm",)
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -118,12 +122,34 @@ def _numbers(worker: VllmWorker, preset: Preset) -> list[str]:
     options = {
         "--max-model-len": worker.max_model_len,
         "--block-size": worker.block_size,
-        "--max-num-batched-tokens": preset.chunk_tokens(worker.role),
+        "--max-num-batched-tokens": _chunk_tokens(worker, preset),
         "--kv-cache-memory-bytes": kv_cache_bytes,
         "--gpu-memory-utilization": utilization,
         "--tensor-parallel-size": ranks,
     }
     return [word for key, value in options.items() if value is not None for word in (key, str(value))]
+
+
+def _chunk_tokens(worker: VllmWorker, preset: Preset) -> int | None:
+    """The budget of one step. With a target it grows with that up to the budget of a prefiller."""
+    if worker.tbt_target_ms is None:
+        return preset.chunk_tokens(worker.role)
+    decode_ms, prompt_ms = worker.decode_step_ms, worker.prompt_ms_per_token
+    step = preset.step
+    if decode_ms is not None and prompt_ms is not None:
+        step = StepTime(decode_ms, prompt_ms)
+    elif step is not None:
+        step = StepTime(
+            step.decode_ms if decode_ms is None else decode_ms,
+            step.prompt_ms_per_token if prompt_ms is None else prompt_ms,
+        )
+    else:
+        raise ValueError(
+            f"tbt_target_ms: takes decode_step_ms and prompt_ms_per_token too, because preset {worker.preset!r} has none"
+        )
+    tokens = step.chunk_tokens(worker.tbt_target_ms)
+    most = preset.prefiller_chunk_tokens
+    return tokens if most is None else min(tokens, most)
 
 
 def _transfer(worker: VllmWorker, preset: Preset) -> dict[str, object]:

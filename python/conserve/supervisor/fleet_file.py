@@ -64,6 +64,9 @@ class Tier:
     power_limit_w: int | None = None
     kv_blocks: int | None = None
     kv_cache_bytes: int | None = None
+    tbt_target_ms: float | None = None
+    decode_step_ms: float | None = None
+    prompt_ms_per_token: float | None = None
     command: tuple[str, ...] = ("vllm",)
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -176,6 +179,9 @@ def _tier(table: Table, place: int) -> Tier:
         power_limit_w=table.whole("power_limit_w", 1, 10_000),
         kv_blocks=table.whole("kv_blocks", 2, 2**24 - 1),
         kv_cache_bytes=table.whole("kv_cache_bytes", 1 << 20, 1 << 50),
+        tbt_target_ms=table.millis("tbt_target_ms"),
+        decode_step_ms=table.millis("decode_step_ms"),
+        prompt_ms_per_token=table.millis("prompt_ms_per_token"),
         command=table.texts("command") or ("vllm",),
         flags=table.texts("flags"),
         env=table.strings("env"),
@@ -203,7 +209,30 @@ def _tier(table: Table, place: int) -> Tier:
         raise table.wrong("command", 'nothing with engine = "tiny", which is part of this program')
     elif tier.kv_cache_bytes is not None:
         raise table.wrong("kv_cache_bytes", 'nothing with engine = "tiny"; give kv_blocks')
+    _check_step(table, tier)
     return tier
+
+
+def _check_step(table: Table, tier: Tier) -> None:
+    measured = {
+        "decode_step_ms": tier.decode_step_ms,
+        "prompt_ms_per_token": tier.prompt_ms_per_token,
+    }
+    if tier.tbt_target_ms is None:
+        for key, value in measured.items():
+            if value is not None:
+                raise table.wrong(key, "nothing without tbt_target_ms")
+        return
+    if tier.engine != "vllm":
+        raise table.wrong("tbt_target_ms", f"nothing with engine = {tier.engine!r}")
+    if tier.role == "prefiller":
+        raise table.wrong("tbt_target_ms", "nothing for a prefiller: nobody waits for a token there")
+    if tier.preset == "cpu" and None in measured.values():
+        missing = next(key for key, value in measured.items() if value is None)
+        raise table.wrong(missing, "what was measured, because preset 'cpu' says nothing of it")
+    for flag in tier.flags:
+        if flag.partition("=")[0].replace("_", "-") == "--max-num-batched-tokens":
+            raise table.wrong("flags", f"anything but {flag}, which tbt_target_ms sets")
 
 
 def _check_vllm(table: Table, tier: Tier) -> None:

@@ -68,6 +68,16 @@ class Table:
             raise self.wrong(key, f"seconds above 0, up to 86400, not {value!r}")
         return float(value)
 
+    def millis(self, key: str) -> float | None:
+        """A time above 0 and up to a minute."""
+        value = self._take(key)
+        if value is None:
+            return None
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value <= 60_000:
+            raise self.wrong(key, f"milliseconds above 0, up to 60000, not {value!r}")
+        return float(value)
+
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings; one string stands for a list of one."""
         value = self._take(key)
