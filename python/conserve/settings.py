@@ -6,6 +6,7 @@ Times are in seconds and sizes in bytes; the unit is the last word of the name.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,14 +14,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from conserve._core import Decoder, Dispatcher, Prefiller, Router, Worker
 from conserve.errors import ConfigError
 from conserve.policies import PolicyName
 
-__all__ = ["Role", "Settings", "WorkerAt"]
+__all__ = ["WORKER_KEYS", "Role", "Settings", "WorkerAt", "is_host"]
 
 Role: TypeAlias = Literal["prefiller", "decoder", "both"]
 
@@ -28,6 +29,9 @@ _NUMBERS: Final = ("kv_blocks", "block_size", "max_model_len", "prefill_backlog_
 _TEXTS: Final = ("name", "tier", "bootstrap", "engine_id")
 _SOCKETS: Final = ("kv_events", "kv_replay")
 _OF_WORKER: Final = ("name", "tier", *_NUMBERS)
+WORKER_KEYS: Final = (*_TEXTS, *_NUMBERS, *_SOCKETS, "gpus")
+"""What may stand behind a worker's URL, as `key=value`."""
+_LABEL: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _MEANINGLESS: Final[dict[Role, tuple[str, ...]]] = {
     "prefiller": ("kv_blocks", "block_size"),
     "decoder": ("prefill_backlog_tokens", "bootstrap", "engine_id"),
@@ -85,7 +89,7 @@ class WorkerAt:
             elif key in _TEXTS and value:
                 values[key] = value
             else:
-                known = ", ".join((*_TEXTS, *_NUMBERS, *_SOCKETS, "gpus"))
+                known = ", ".join(WORKER_KEYS)
                 raise ValueError(f"worker {url}: {option!r} is no option; known: {known}, each as key=value")
         return cls(url.rstrip("/"), **values)
 
@@ -105,6 +109,23 @@ class WorkerAt:
             "both": Worker,
         }
         return kinds[role](self.url, **given)
+
+
+def is_host(text: str) -> bool:
+    """Whether `text` is an IP address, or could be a host's name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        labels = text.removesuffix(".").split(".")
+        # Only an address ends with a number.
+        return len(text) <= 253 and all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdigit()
+    return True
+
+
+def _host(value: str) -> str:
+    if not is_host(value):
+        raise ValueError("takes an IP address or a host's name")
+    return value
 
 
 def _workers(value: object) -> object:
@@ -269,7 +290,7 @@ class Settings(BaseSettings):
     door_threads: int = Field(
         0, ge=0, le=1024, description="Threads of the native door; 0 takes one for each processor core."
     )
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    host: Annotated[str, AfterValidator(_host)] = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")
     body_timeout_s: _Seconds = Field(
         60.0, description="For a request's head to arrive, and again for the whole of its body."
@@ -309,6 +330,8 @@ class Settings(BaseSettings):
             super().__init__(**values)  # type: ignore[arg-type]
         except ValidationError as cause:
             raise _config_error(cause) from None
+        if "retention_ttl_s" in self.model_fields_set and self.retention != "pin":
+            raise ConfigError("retention_ttl_s: means nothing unless retention is pin", key="retention_ttl_s")
 
     @classmethod
     def misspelt(cls, environment: Mapping[str, str]) -> Iterator[str]:

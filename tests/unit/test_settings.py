@@ -98,6 +98,27 @@ def test_every_setting_reaches_the_router_and_the_dispatcher(tmp_path: Path) -> 
     settings.dispatcher(settings.router())
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "fe80::1%eth0", "localhost", "my_host-1.example.org."])
+def test_a_door_listens_at_an_address_or_a_name(host: str) -> None:
+    assert Settings(host=host).host == host
+
+
+@pytest.mark.parametrize(
+    "host", ["", "bad host", "[::1]", "1.2.3", "1.2.3.999", "http://h", "h:80", "-h", "h..i", "a" * 64, "*"]
+)
+def test_what_is_no_host_is_named(host: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings(host=host)
+    assert caught.value.key == "host"
+
+
+def test_a_time_to_keep_means_nothing_where_nothing_is_kept() -> None:
+    assert Settings(retention="pin", retention_ttl_s=60).retention_ttl_s == 60
+    with pytest.raises(ConfigError, match="means nothing unless retention is pin") as caught:
+        Settings(retention_ttl_s=480)
+    assert caught.value.key == "retention_ttl_s"
+
+
 def test_retention_needs_a_connector_that_can_keep_turns() -> None:
     pinning = Settings(retention="pin", decoders="http://d0:1")
     pinning.dispatcher(pinning.router())

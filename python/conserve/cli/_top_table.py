@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from ._fit import Column, fitted
 from ._top_look import TierRow, View, WorkerRow
 
 __all__ = ["tables"]
@@ -47,25 +46,24 @@ _FELT: Final[tuple[tuple[str, Callable[[TierRow], str]], ...]] = (
 )
 
 
-def tables(url: str, shown: View, *, trouble: str | None = None) -> RenderableType:
-    """Head, workers, tiers, and what is wrong."""
-    workers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("worker", "role", "tier", "health"):
-        workers.add_column(title, no_wrap=True)
-    for title, _ in _COLUMNS:
-        workers.add_column(title, justify="right", no_wrap=True)
-    for row in shown.workers:
-        health = Text(row.health, _HEALTH.get(row.health, ""))
-        # As Text, because a name may hold what rich takes for markup.
-        names = (Text(each) for each in (row.name, row.role, row.tier))
-        workers.add_row(*names, health, *(show(row) for _, show in _COLUMNS))
-    felt = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    felt.add_column("tier", no_wrap=True)
-    for title, _ in _FELT:
-        felt.add_column(title, justify="right", no_wrap=True)
-    for tier in shown.tiers:
-        felt.add_row(Text(tier.tier), *(show(tier) for _, show in _FELT))
-    return Group(Text(_head(url, shown)), workers, felt, *(Text(line) for line in _notes(shown, trouble)))
+def tables(url: str, shown: View, *, width: int, trouble: str | None = None) -> RenderableType:
+    """Head, workers, tiers, and what is wrong, for a terminal of `width` columns."""
+    workers = fitted(
+        (
+            Column("worker", [row.name for row in shown.workers]),
+            Column("role", [row.role for row in shown.workers]),
+            Column("tier", [row.tier for row in shown.workers]),
+            Column("health", [Text(row.health, _HEALTH.get(row.health, "")) for row in shown.workers]),
+        ),
+        [Column(title, [show(row) for row in shown.workers]) for title, show in _COLUMNS],
+        width=width,
+    )
+    felt = fitted(
+        [Column("tier", [tier.tier for tier in shown.tiers])],
+        [Column(title, [show(tier) for tier in shown.tiers]) for title, show in _FELT],
+        width=width,
+    )
+    return Group(Text(_head(url, shown)), *workers, *felt, *(Text(line) for line in _notes(shown, trouble)))
 
 
 def _head(url: str, shown: View) -> str:

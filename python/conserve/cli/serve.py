@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,22 +19,25 @@ import typer
 from pydantic import SecretStr
 
 from conserve.errors import ConfigError
-from conserve.settings import Settings
+from conserve.settings import WORKER_KEYS, Settings
 
 __all__ = ["serve"]
 
 _WORKERS: Final = {"prefillers": "--prefiller", "decoders": "--decoder", "both": "--both"}
 _logger = logging.getLogger(__name__)
 _REPEATED: Final = ("policy_option",)
+# In a terminal nobody follows a link.
+_LINK: Final = re.compile(r"\[[^\]]+\]\(\.\./([^)]+)\)")
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 def _run(*, log_level: str, ready_file: Path | None, **given: object) -> None:
     """Serve the OpenAI API in front of a fleet of workers.
 
-    A worker is URL[,key=value...] with the keys name, tier, kv_blocks, block_size, max_model_len and
-    prefill_backlog_tokens; give the option once for each worker. Each option is also CONSERVE_<NAME> in the environment;
-    CONSERVE_WORKER_KEY, CONSERVE_CONTROL_KEY and CONSERVE_SECRET only there.
+    A worker is URL[,key=value...]; give the option once for each worker. The keys: {worker_keys}.
+
+    Each option is also CONSERVE_<NAME> in the environment; CONSERVE_WORKER_KEY, CONSERVE_CONTROL_KEY and CONSERVE_SECRET
+    only there.
     """
     if log_level not in _LEVELS:
         _end(f"--log-level: takes one of {', '.join(_LEVELS)}, not {log_level!r}")
@@ -71,7 +75,7 @@ def _options() -> dict[str, Any]:
         kinds = {field.annotation, *get_args(field.annotation)}
         if SecretStr in kinds:
             continue
-        text = field.description or ""
+        text = _LINK.sub(r"docs/\1", field.description or "")
         if name in _WORKERS:
             option = typer.Option(_WORKERS[name], help=text, metavar="URL[,key=value...]", show_default=False)
             made[name] = Annotated[list[str] | None, option]
@@ -114,7 +118,7 @@ def _with_options() -> Callable[..., None]:
     def serve(log_level: str, ready_file: Path | None, **values: object) -> None:
         _run(log_level=log_level, ready_file=ready_file, **values)
 
-    serve.__doc__ = _run.__doc__
+    serve.__doc__ = (_run.__doc__ or "").replace("{worker_keys}", ", ".join(WORKER_KEYS))
     serve.__annotations__ = {**options, "return": None}
     serve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

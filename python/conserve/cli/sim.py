@@ -10,16 +10,25 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from conserve.errors import ConfigError
-from conserve.sim.compare import SIMULATED, Fleet, Outcome, Plan, compare, split_names
+from conserve.sim.compare import (
+    MAX_CONVERSATIONS,
+    MAX_SEEDS,
+    SIMULATED,
+    Fleet,
+    Outcome,
+    Plan,
+    compare,
+    split_names,
+)
 from conserve.sim.stats import Interval
 from conserve.sim.workload import WORKLOADS, traces_dir
 
+from ._fit import Column, fitted
 from ._sim_paper import paper
 
 __all__ = ["app"]
@@ -42,8 +51,8 @@ def sim(
     rate: Annotated[float, typer.Option(help="Conversations per second, Poisson.")] = 0.3,
     fleet: Annotated[str, typer.Option(help="Prefillers and decoders.")] = "1P3D",
     preset: Annotated[str, typer.Option(help="GPU and model, as in the guide.")] = "a40",
-    conversations: Annotated[int, typer.Option(min=1, help="In each run.")] = 200,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each policy.")] = 10,
+    conversations: Annotated[int, typer.Option(min=1, max=MAX_CONVERSATIONS, help="In each run.")] = 200,
+    seeds: Annotated[int, typer.Option(min=1, max=MAX_SEEDS, help="Runs of each policy.")] = 10,
     traces: Annotated[
         Path | None, typer.Option(help="Folder of recorded traces; without one they are generated.")
     ] = None,
@@ -69,43 +78,30 @@ def sim(
             task = progress.add_task("simulating")
             outcomes = compare(plan, done=lambda done, of: progress.update(task, completed=done, total=of))
     except ConfigError as error:
-        Console(stderr=True).print(f"conserve sim: {error}", markup=False, highlight=False)
+        Console(stderr=True).print(f"conserve sim: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_MISUSED) from None
     if as_json:
         print(json.dumps([_plain(outcome) for outcome in outcomes]))
     else:
         console = Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
-        console.print(_table(plan, outcomes))
+        console.print(*_tables(plan, outcomes, console.width), sep="")
 
 
-def _table(plan: Plan, outcomes: list[Outcome]) -> Table:
+def _tables(plan: Plan, outcomes: list[Outcome], width: int) -> list[Table]:
     source = "recorded" if plan.traces else "generated, not recorded"
     title = f"{plan.workload} ({source}), {plan.rate_per_s:g}/s, {plan.conversations} conversations, {plan.seeds} seeds"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
-    names = (
-        "p50 TTFET s",
-        "p95 TTFET s",
-        f"p95 against {plan.policies[0]}",
-        "p95 TTFT s",
-        "tokens/J",
-        "handoffs",
+    changes = ["—", *(_percent(one.ttfet_p95_change) for one in outcomes[1:])]
+    columns = (
+        Column("p50 TTFET s", [_number(one.ttfet_p50_s) for one in outcomes]),
+        Column("p95 TTFET s", [_number(one.ttfet_p95_s) for one in outcomes]),
+        Column(f"p95 against {plan.policies[0]}", changes),
+        Column("p95 TTFT s", [_number(one.ttft_p95_s) for one in outcomes]),
+        Column("tokens/J", [_number(one.tokens_per_j) for one in outcomes]),
+        Column("handoffs", [f"{one.handoffs:.2f}" for one in outcomes]),
+        Column("recomputed", [f"{one.recomputed_share:.1%}" for one in outcomes]),
+        Column("unstable", [f"{one.unstable}/{plan.seeds}" for one in outcomes]),
     )
-    for name in (*names, "recomputed", "unstable"):
-        table.add_column(name, justify="right", no_wrap=name.startswith("p95 against"))
-    for at, one in enumerate(outcomes):
-        table.add_row(
-            one.policy,
-            _number(one.ttfet_p50_s),
-            _number(one.ttfet_p95_s),
-            "—" if at == 0 else _percent(one.ttfet_p95_change),
-            _number(one.ttft_p95_s),
-            _number(one.tokens_per_j),
-            f"{one.handoffs:.2f}",
-            f"{one.recomputed_share:.1%}",
-            f"{one.unstable}/{plan.seeds}",
-        )
-    return table
+    return fitted([Column("policy", [one.policy for one in outcomes])], columns, width=width, title=title)
 
 
 def _number(interval: Interval) -> str:

@@ -49,7 +49,7 @@ def top(
         if once:
             time.sleep(interval_s)  # A rate needs two looks.
             shown = view(look(url, key=key), before=first)
-            print(_line(shown)) if as_json else _console().print(tables(url, shown))
+            _once(url, shown, as_json)
         elif as_json:
             _stream(url, key, first, interval_s)
         else:
@@ -59,6 +59,14 @@ def top(
         raise typer.Exit(FAILED) from None
     except (KeyboardInterrupt, BrokenPipeError):
         return
+
+
+def _once(url: str, shown: View, as_json: bool) -> None:
+    if as_json:
+        print(_line(shown))
+        return
+    console = _console()
+    console.print(tables(url, shown, width=console.width))
 
 
 class _History:
@@ -90,7 +98,8 @@ def _stream(url: str, key: str | None, first: Look, interval_s: float) -> None:
 def _live(url: str, key: str | None, first: Look, interval_s: float) -> None:
     """Redraw until interrupted; a router that goes away is said, and asked again."""
     history, shown = _History(first), view(first)
-    with Live(tables(url, shown), console=_console(), auto_refresh=False) as screen:
+    console = _console()
+    with Live(tables(url, shown, width=console.width), console=console, auto_refresh=False) as screen:
         while True:
             time.sleep(interval_s)
             trouble = None
@@ -98,7 +107,7 @@ def _live(url: str, key: str | None, first: Look, interval_s: float) -> None:
                 shown = history.then(look(url, key=key))
             except UnreachableError as error:
                 trouble = str(error)
-            screen.update(tables(url, shown, trouble=trouble), refresh=True)
+            screen.update(tables(url, shown, width=console.width, trouble=trouble), refresh=True)
 
 
 def _console() -> Console:

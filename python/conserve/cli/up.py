@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -38,7 +39,7 @@ def up(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="A log for each process. [default: $XDG_STATE_HOME/conserve/NAME]",
+            help="A log for each process. [default: one for each fleet file, below $XDG_STATE_HOME/conserve]",
             show_default=False,
         ),
     ] = None,
@@ -136,7 +137,9 @@ def _end(status: int, message: str) -> NoReturn:
 def _default_log_dir(fleet_file: Path) -> Path:
     state = os.environ.get("XDG_STATE_HOME")
     root = Path(state) if state else Path.home() / ".local" / "state"
-    return root / "conserve" / fleet_file.stem
+    # Fleets in different folders may have files of one name.
+    place = hashlib.sha256(os.fsencode(fleet_file.resolve())).hexdigest()[:8]
+    return root / "conserve" / f"{fleet_file.stem}-{place}"
 
 
 def _as_data(planned: Plan) -> dict[str, Any]:

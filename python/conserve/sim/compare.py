@@ -36,6 +36,9 @@ SIMULATED: Final = (*POLICIES, "oracle")
 
 MAX_OF_A_KIND: Final = 1024
 """Most prefillers, and most decoders."""
+MAX_CONVERSATIONS: Final = 100_000
+MAX_SEEDS: Final = 1_000
+RATES_PER_S: Final = (0.001, 10_000.0)
 
 _SEPARATOR: Final = re.compile(r",(?![^(]*\))")
 _FLEET: Final = re.compile(r"(\d+)[pP](\d+)[dD]")
@@ -101,8 +104,18 @@ class Plan:
                 raise ConfigError(f"policy is {policy!r}; choose from {', '.join(SIMULATED)}")
         if not self.policies:
             raise ConfigError("no policy is given")
-        if self.seeds < 1:
-            raise ConfigError(f"seeds is {self.seeds}; it must be at least 1")
+        for name, count, most in (
+            ("conversations", self.conversations, MAX_CONVERSATIONS),
+            ("seeds", self.seeds, MAX_SEEDS),
+        ):
+            if not 1 <= count <= most:
+                raise ConfigError(f"{name} is {count}; it must be from 1 to {most}", key=name)
+        least, most_rate = RATES_PER_S
+        if not least <= self.rate_per_s <= most_rate:
+            raise ConfigError(
+                f"rate is {self.rate_per_s:g}; it must be from {least:g} to {most_rate:g} conversations per second",
+                key="rate",
+            )
 
 
 @dataclass(frozen=True, slots=True)

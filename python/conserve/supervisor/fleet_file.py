@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from conserve.errors import ConfigError
+from conserve.settings import is_host
 
 from .declared import Declared
 from .toml_table import Table
@@ -130,6 +131,13 @@ class FleetFile:
         if models is None:
             raise top.wrong("model", "a model's name or folder, here or in each [[tier]]")
         connector, declared = _connector(top)
+        retention = cast("Retention", top.one_of("retention", RETENTIONS) or "cache")
+        ttl_s = top.whole("retention_ttl_s", 1, 86_400)
+        if ttl_s is not None and retention != "pin":
+            raise top.wrong("retention_ttl_s", 'nothing without retention = "pin"')
+        host = top.text("host") or "127.0.0.1"
+        if not is_host(host):
+            raise top.wrong("host", f"an IP address or a host's name, not {host!r}")
         made = cls(
             model=models,
             tiers=tuple(_tier(table, place) for place, table in enumerate(tables)),
@@ -137,9 +145,9 @@ class FleetFile:
             connector=connector,
             declared=declared,
             handoff_folder=top.text("handoff_folder"),
-            retention=cast("Retention", top.one_of("retention", RETENTIONS) or "cache"),
-            retention_ttl_s=top.whole("retention_ttl_s", 1, 86_400, default=480),
-            host=top.text("host") or "127.0.0.1",
+            retention=retention,
+            retention_ttl_s=ttl_s or 480,
+            host=host,
             block_size=sizes or 16,
             max_model_len=lengths,
             first_port=top.whole("first_port", 0, _LAST_PORT, default=8100),

@@ -60,6 +60,17 @@ def test_every_setting_is_an_option_but_the_secret_ones(capsys: pytest.CaptureFi
         ), option
 
 
+def test_the_help_of_serve_is_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    from conserve.settings import WORKER_KEYS
+
+    assert main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "](" not in shown, "links of Markdown"
+    assert "docs/guides/fleet.md#retention" in shown
+    for key in WORKER_KEYS:
+        assert f" {key}" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -69,6 +80,8 @@ def test_every_setting_is_an_option_but_the_secret_ones(capsys: pytest.CaptureFi
         (["--decoder", "http://d0:1", "--log-level", "loud"], "debug, info"),
         (["--decoder", "http://d0:1", "--ready-file", "/no/such/file"], "there is no folder"),
         (["--decoder", "http://127.0.0.1:1", "--host", "192.0.2.1"], "cannot listen"),
+        (["--decoder", "http://d0:1", "--host", "bad host"], "host: takes an IP address or a host's name"),
+        (["--decoder", "http://d0:1", "--retention-ttl-s", "60"], "retention_ttl_s: means nothing unless"),
         (["--decoder", "http://d0:1", "--prefiller", "http://d0:1/"], "given twice"),
         (["--decoder", "http://d0:1", "--prefiller", "http://p0:1,kv_blocks=9"], "kv_blocks means nothing"),
     ],

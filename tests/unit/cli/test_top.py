@@ -94,13 +94,28 @@ def test_a_gpu_that_two_workers_share_is_shown_in_parts() -> None:
     assert (shown.tiers[0].good_turns, shown.tiers[0].j_per_token) == (0.75, 0.25)
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(tables("http://r", shown, trouble="http://r cannot be reached"))
+        console.print(tables("http://r", shown, width=200, trouble="http://r cannot be reached"))
     text = captured.get()
     for words in (
         "in line: 2 new, 1 later turns", "200 W", "2 J for each output token", "away: d1: connection refused",
         "no energy counter (gpu1, gpu2): there is no GPU 1", "cannot be reached; what is shown is old",
     ):  # fmt: skip
         assert words in text, text
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_a_narrow_terminal_shows_every_number_in_further_tables(width: int) -> None:
+    shown = view(Look(0.0, fleet(), {}, series(**{"0.1": 3, "+Inf": 4})))
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(tables("http://r", shown, width=width))
+    lines = [line.strip() for line in captured.get().splitlines()]
+    titles = [line.split() for line in lines if line.startswith(("worker ", "tier "))]
+    words = [word for title in titles for word in title]
+    for word in ("booked", "reported", "blocks", "pins", "queue", "tok/s", "J/tok", "TTFET", "goodput"):
+        assert word in words, f"{word} is cut at {width} columns"
+    assert not any("…" in line for line in lines), lines
+    assert len(titles) == 2 or width < 160
 
 
 def test_where_nothing_listens_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
@@ -71,6 +72,43 @@ def test_the_command_names_a_wrong_option(capsys: pytest.CaptureFixture[str]) ->
     assert "policy is 'guess'" in capsys.readouterr().err
     assert main(["sim", "--policy", "strict,ampd(luck)"]) == 2
     assert "rule = luck is out of range" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--rate", "1e-12", "rate is 1e-12; it must be from 0.001 to 10000 conversations per second"),
+        ("--rate", "nan", "it must be from 0.001 to 10000"),
+        ("--rate", "1e5", "it must be from 0.001 to 10000"),
+        ("--conversations", "1000000000", "100000"),
+        ("--seeds", "1000000", "1000"),
+    ],
+)
+def test_what_would_run_for_ever_is_refused(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", option, value]) == 2
+    shown = capsys.readouterr().err
+    assert option.removeprefix("--") in shown
+    assert said in shown
+    with pytest.raises(ConfigError, match="conversations is 100001; it must be from 1 to 100000"):
+        Plan("swe-agent", ("strict",), 1.0, Fleet(1, 1), conversations=100_001)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_table_fits_the_terminal(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    words = ["sim", "--policy", "strict,collocated", "--conversations", "20", "--seeds", "2", "--rate", "0.2"]
+    assert main(words) == 0
+    # Without the colours.
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()]
+    assert all(len(line) <= width and "…" not in line for line in lines), lines
+    heads = [line for line in lines if line.startswith("policy")]
+    for title in ("p50 TTFET s", "p95 against strict", "tokens/J", "handoffs", "recomputed", "unstable"):
+        assert any(title in line for line in heads), f"{title} in {heads}"
 
 
 def test_variants_of_a_policy_are_compared_and_named_in_full() -> None:

@@ -109,6 +109,12 @@ TIER = '[[tier]]\nrole = "decoder"\n'
             "--a is set by connector.my.flags already",
         ),
         ('model = "m"\nretention = "keep"\n' + TIER, "retention", "one of cache, pin"),
+        ('model = "m"\nhost = "bad host"\n' + TIER, "host", "an IP address or a host's name, not 'bad host'"),
+        (
+            'model = "m"\nretention_ttl_s = 60\n' + TIER,
+            "retention_ttl_s",
+            'nothing without retention = "pin"',
+        ),
         ('model = "m"\nretention_ttl_s = 0\n' + TIER, "retention_ttl_s", "from 1 to 86400, not 0"),
         (
             'model = "m"\nretention = "pin"\nconnector = "none"\n' + TIER,
