@@ -12,7 +12,7 @@ BIN := .venv/bin
 STAMPS := .venv/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CORE := Cargo.toml Cargo.lock $(shell find src -name '*.rs')
-FEATURES := proxy python sim journal
+FEATURES := proxy python sim
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -13,6 +15,8 @@ from conserve.proxy.native import NativeServer
 from conserve.proxy.server import DoorServer
 from conserve.settings import Settings
 from tests.support.cluster import Cluster, OpenDoor, RunningDoor, run_cluster
+
+from .metered import Metered, run_metered
 
 
 class DoorHere:
@@ -58,6 +62,14 @@ class StartCluster(Protocol):
     """Starts mocks and a door; see `run_cluster`."""
 
     def __call__(self, **options: Any) -> AbstractAsyncContextManager[Cluster]: ...
+
+
+@pytest.fixture(params=sorted(DOORS))
+async def metered(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Metered]:
+    async with run_metered(tmp_path, monkeypatch, request.param) as running:
+        yield running
 
 
 @pytest.fixture(params=sorted(DOORS))

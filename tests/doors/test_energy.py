@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from conserve_workers.mock import Fault, MockWorker
+from conserve_workers.mock import Fault
 from tests.doors.conftest import StartCluster
-from tests.doors.test_process import DOORS, serving
-from tests.support import nvml
+from tests.doors.metered import Metered
 from tests.support.cluster import CHAT, chat_body
-from tests.support.nvml import StandIn
 
 
 async def top(*arguments: str) -> tuple[int | None, str, str]:
@@ -28,41 +25,16 @@ async def top(*arguments: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def burn(machine: StandIn) -> None:
-    """GPUs that use 100 and 200 W, roughly: the counters are what counts."""
-    while True:
-        machine.gpu(0).energy_mj += 1_000
-        machine.gpu(1).energy_mj += 2_000
-        await asyncio.sleep(0.01)  # time passes for the counters, as it does for real ones
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_joules_of_a_turn_reach_its_workers_and_its_conversation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
-) -> None:
-    machine = StandIn(tmp_path / "gpus", gpus=2)
-    monkeypatch.setenv(nvml.VARIABLE, str(machine.path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml.library().parent))
-    async with (
-        MockWorker(role="prefiller") as prefiller,
-        MockWorker(role="decoder") as decoder,
-        serving(
-            tmp_path,
-            *("--door", door, "--energy-interval-s", "0.02"),
-            *("--prefiller", f"{prefiller.url},name=p0,gpus=0,tier=fast"),
-            *("--decoder", f"{decoder.url},name=d0,gpus=1,tier=slow"),
-        ) as (url, _),
-        aiohttp.ClientSession() as client,
-    ):
-        prefiller.arm(Fault(latency_s=0.3))
-        decoder.arm(Fault(interval_s=0.05))
-        burning = asyncio.create_task(burn(machine))
+async def test_joules_of_a_turn_reach_its_workers_and_its_conversation(metered: Metered) -> None:
+    url = metered.url
+    async with aiohttp.ClientSession() as client:
+        metered.prefiller.arm(Fault(latency_s=0.3))
+        metered.decoder.arm(Fault(interval_s=0.05))
         headers = {"x-conversation-id": "task-42"}
         async with client.post(url + CHAT, json=chat_body(stream=True), headers=headers) as answer:
             assert answer.status == 200
             await answer.read()
         _, shown, _ = await top(url, "--once", "--json", "--interval-s", "0.2")
-        burning.cancel()
         async with client.get(f"{url}/v1/energy") as answer:
             told: dict[str, Any] = await answer.json()
         async with client.get(f"{url}/v1/conversations/task-42") as answer:

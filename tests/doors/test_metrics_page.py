@@ -9,14 +9,10 @@ import time
 from pathlib import Path
 
 import aiohttp
-import pytest
 
-from conserve_workers.mock import Fault, MockWorker
-from tests.doors.test_energy import burn
-from tests.doors.test_process import DOORS, serving
-from tests.support import nvml
+from conserve_workers.mock import Fault
+from tests.doors.metered import Metered
 from tests.support.cluster import CHAT, WAIT_S, chat_body
-from tests.support.nvml import StandIn
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -53,35 +49,18 @@ async def page_with(client: aiohttp.ClientSession, url: str, wanted: set[str]) -
     raise AssertionError(f"no sample of {sorted(missing)}")
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_live_page_has_what_the_reference_lists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: str
-) -> None:
-    machine = StandIn(tmp_path / "gpus", gpus=2)
-    monkeypatch.setenv(nvml.VARIABLE, str(machine.path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml.library().parent))
-    async with (
-        MockWorker(role="prefiller") as prefiller,
-        MockWorker(role="decoder") as decoder,
-        serving(
-            tmp_path,
-            *("--door", door, "--energy-interval-s", "0.02", "--probe-interval-s", "0.05"),
-            *("--prefiller", f"{prefiller.url},name=p0,gpus=0,tier=fast"),
-            *("--decoder", f"{decoder.url},name=d0,gpus=1,tier=slow"),
-        ) as (url, _),
-        aiohttp.ClientSession() as client,
-    ):
-        burning = asyncio.create_task(burn(machine))
+async def test_live_page_has_what_the_reference_lists(metered: Metered) -> None:
+    url, decoder = metered.url, metered.decoder
+    async with aiohttp.ClientSession() as client:
         async with client.post(url + CHAT, json=chat_body("hello " * 2000, stream=True)) as answer:
             assert answer.status == 200
             await answer.read()
-        prefiller.arm(Fault(reset_at=5, times=1))
+        metered.prefiller.arm(Fault(reset_at=5, times=1))
         decoder.arm(Fault(stall_head=True, times=1))
         leaves = asyncio.create_task(client.post(url + CHAT, json=chat_body("bye " * 2000)))
         await decoder.arrived(2, leg="decode")
         leaves.cancel()
         page = await page_with(client, url, set(LISTED) - UNSAID)
-        burning.cancel()
     live = families(page)
     silent = {name for name, family in live.items() if family.labels is None}
     assert silent <= UNSAID
