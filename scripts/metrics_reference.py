@@ -30,7 +30,7 @@ _FREE: Final[Mapping[str, str]] = {
     "id": "its number in `/v1/fleet`; a worker that was restarted has a new one",
     "tier": "the worker's `tier`; `default` without one, `others` beyond 62 of them",
     "route": "the path of the request: `/v1/chat/completions` or `/v1/completions`",
-    "status": "the HTTP status of the answer; 499 is for a client that left before there was one",
+    "status": "the HTTP status of the answer; 499 is for a client that left before it had all of it",
     "zone": "what one meter measures: a GPU, or a package of the CPU",
 }
 """Labels whose values are the user's or the machine's."""
@@ -51,6 +51,7 @@ _WORDS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
     ("kind", "conserve_door_upstream_failures_total"): {
         "connect": "the connection was refused",
         "unreachable": "no way to the address",
+        "no_socket": "no file or port of the router was left to connect with",
         "reset": "closed before the answer was complete",
         "connect_timeout": "no connection in time",
         "first_byte_timeout": "no answer in time",
@@ -65,6 +66,7 @@ _WORDS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
         "decoder_error": "the decoder answered an error",
         "timeout": "a worker did not answer in time",
         "rejected": "a worker refused the request",
+        "no_socket": "the router had no file or port left to ask a worker with",
         "dropped": "given up without a word",
     },
     ("reason", "conserve_conversations_closed_total"): {

@@ -204,19 +204,22 @@ pub enum FailReason {
     Timeout,
     /// A worker refused the request.
     Rejected,
+    /// The router had no file or port left to ask a worker with.
+    NoSocket,
     /// The holder let go of the turn without saying how it ended.
     Dropped,
 }
 
 impl FailReason {
     /// All of them, in the order of [`FailReason::index`].
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::ClientGone,
         Self::PrefillFailed,
         Self::DecoderLost,
         Self::DecoderError,
         Self::Timeout,
         Self::Rejected,
+        Self::NoSocket,
         Self::Dropped,
     ];
 
@@ -230,6 +233,7 @@ impl FailReason {
             Self::DecoderError => "decoder_error",
             Self::Timeout => "timeout",
             Self::Rejected => "rejected",
+            Self::NoSocket => "no_socket",
             Self::Dropped => "dropped",
         }
     }

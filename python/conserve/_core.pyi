@@ -50,7 +50,14 @@ __version__: Final[str]
 _Headers: TypeAlias = list[tuple[bytes, bytes]]
 _Role: TypeAlias = Literal["prefiller", "decoder", "both"]
 _FailReason: TypeAlias = Literal[
-    "client_gone", "prefill_failed", "decoder_lost", "decoder_error", "timeout", "rejected", "dropped"
+    "client_gone",
+    "prefill_failed",
+    "decoder_lost",
+    "decoder_error",
+    "timeout",
+    "rejected",
+    "no_socket",
+    "dropped",
 ]
 _LostReason: TypeAlias = Literal["refused", "silent", "restarted", "asked"]
 
@@ -1124,6 +1131,7 @@ _Action: TypeAlias = Wait | Call | Stream | Listen | Relay | Collect | Reply | F
 _Failure: TypeAlias = Literal[
     "connect",
     "unreachable",
+    "no_socket",
     "reset",
     "connect_timeout",
     "first_byte_timeout",

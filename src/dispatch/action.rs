@@ -123,9 +123,10 @@ pub enum TimeoutKind {
 pub enum Failure {
     /// The connection was refused: nothing listens there, so what it held is gone.
     Connect,
-    /// It could not be reached for another reason (no route, no name, no free socket): nothing was sent, and nothing is
-    /// known of it.
+    /// It could not be reached for another reason (no route, no name): nothing was sent, and nothing is known of it.
     Unreachable,
+    /// Nothing of ours was left to connect with, no file or port: nothing was sent, and it says nothing about the worker.
+    NoSocket,
     /// The connection ended before the answer was complete.
     Reset,
     /// Too slow.
@@ -138,9 +139,10 @@ pub enum Failure {
 
 impl Failure {
     /// Every failure with its name.
-    pub const NAMED: [(&'static str, Self); 8] = [
+    pub const NAMED: [(&'static str, Self); 9] = [
         ("connect", Self::Connect),
         ("unreachable", Self::Unreachable),
+        ("no_socket", Self::NoSocket),
         ("reset", Self::Reset),
         ("connect_timeout", Self::Timeout(TimeoutKind::Connect)),
         ("first_byte_timeout", Self::Timeout(TimeoutKind::FirstByte)),
@@ -159,7 +161,9 @@ impl Failure {
     /// What the client is told.
     pub(crate) const fn kind(self) -> WorkerErrorKind {
         match self {
-            Self::Connect | Self::Unreachable | Self::Reset => WorkerErrorKind::Unavailable,
+            Self::Connect | Self::Unreachable | Self::NoSocket | Self::Reset => {
+                WorkerErrorKind::Unavailable
+            }
             Self::Timeout(_) => WorkerErrorKind::Timeout,
             Self::TooLarge | Self::Protocol => WorkerErrorKind::Protocol,
         }
@@ -169,6 +173,7 @@ impl Failure {
     pub(crate) const fn reason(self) -> FailReason {
         match self {
             Self::Connect => FailReason::DecoderLost,
+            Self::NoSocket => FailReason::NoSocket,
             Self::Timeout(_) => FailReason::Timeout,
             Self::Unreachable | Self::Reset | Self::TooLarge | Self::Protocol => {
                 FailReason::DecoderError
@@ -181,6 +186,7 @@ impl Failure {
         match self {
             Self::Connect => "refused the connection",
             Self::Unreachable => "could not be reached",
+            Self::NoSocket => "could not be asked: the router has too many files or ports open",
             Self::Reset => "closed the connection before its answer was complete",
             Self::Timeout(TimeoutKind::Connect) => "did not accept a connection in time",
             Self::Timeout(TimeoutKind::FirstByte) => "did not begin to answer in time",

@@ -19,6 +19,7 @@
 //! | decoder refuses the connection | it is lost; the turn is placed again with its whole history | cannot happen |
 //! | decoder resets the connection | it is suspect; the turn begins again | error event, then the end |
 //! | decoder is too slow to connect to | it is suspect; asked again while the handoff's lease lasts | cannot happen |
+//! | nothing is left to connect with | the worker is asked again; 503, and nobody is suspect | cannot happen |
 //! | decoder is silent | suspect; 504 | error event, then the end |
 //! | decoder cannot load the KV (5xx) | asked again, and it computes the prompt itself | cannot happen |
 //! | 4xx, 429, 503 from a worker | the client gets it as it is | cannot happen |

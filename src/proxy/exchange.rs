@@ -120,6 +120,7 @@ async fn connect(shared: &Shared, origin: &str, upstream: &Upstream) -> Result<C
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             return Err(Broken::new(Failure::Connect, &error));
         }
+        Ok(Err(error)) if is_ours(&error) => return Err(Broken::new(Failure::NoSocket, &error)),
         Ok(Err(error)) => return Err(Broken::new(Failure::Unreachable, &error)),
         Err(_) => return Err(Broken::late(TimeoutKind::Connect)),
     };
@@ -128,6 +129,20 @@ async fn connect(shared: &Shared, origin: &str, upstream: &Upstream) -> Result<C
         .handshake(TokioIo::new(stream))
         .await?;
     Ok(Conn::new(Arc::from(origin), sender, driver))
+}
+
+/// Whether connecting failed for want of something of ours: a file, a local port, memory.
+fn is_ours(error: &io::Error) -> bool {
+    // The same numbers everywhere; the standard library has no kinds for them.
+    const TOO_MANY_FILES_HERE: i32 = 23;
+    const TOO_MANY_FILES: i32 = 24;
+    matches!(
+        error.kind(),
+        io::ErrorKind::AddrNotAvailable | io::ErrorKind::OutOfMemory
+    ) || matches!(
+        error.raw_os_error(),
+        Some(TOO_MANY_FILES_HERE | TOO_MANY_FILES)
+    )
 }
 
 async fn send(
@@ -282,6 +297,14 @@ impl Exchange {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_router_lacks_is_not_the_workers_fault() {
+        assert!(is_ours(&io::Error::from_raw_os_error(24)), "EMFILE");
+        assert!(is_ours(&io::ErrorKind::AddrNotAvailable.into()));
+        assert!(!is_ours(&io::ErrorKind::ConnectionRefused.into()));
+        assert!(!is_ours(&io::ErrorKind::HostUnreachable.into()));
+    }
 
     #[test]
     fn a_url_is_cut_into_origin_and_path() {

@@ -6,6 +6,7 @@ Leaves to others: what to send and what a failure means (`Dispatch`), when to gi
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import ssl
@@ -22,11 +23,12 @@ from .errors import Headers
 if TYPE_CHECKING:
     from conserve._core import Upstream
 
-__all__ = ["Failure", "TooLargeError", "Upstreams", "kind_of", "lower", "read_whole", "said"]
+__all__ = ["Failure", "TooLargeError", "Upstreams", "is_ours", "kind_of", "lower", "read_whole", "said"]
 
 Failure: TypeAlias = Literal[
     "connect",
     "unreachable",
+    "no_socket",
     "reset",
     "connect_timeout",
     "first_byte_timeout",
@@ -40,6 +42,8 @@ Failure: TypeAlias = Literal[
 _KEEP_ALIVE_S: Final = 4.0
 _READ_BUFFER_BYTES: Final = 64 * 1024
 _HEADER_LIMIT_BYTES: Final = 64 * 1024
+# What keeps us from asking.
+_OURS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 
 
 class TooLargeError(Exception):
@@ -146,8 +150,9 @@ def kind_of(error: Exception) -> Failure | None:
             return "connect_timeout"
         case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
             return "connect"
+        case aiohttp.ClientConnectorError() if is_ours(error):
+            return "no_socket"
         case aiohttp.ClientConnectorError():
-            # No name, no route, or no file descriptor left of ours: that says nothing about the worker.
             return "unreachable"
         case TimeoutError():
             return "first_byte_timeout"
@@ -161,6 +166,11 @@ def kind_of(error: Exception) -> Failure | None:
             return "reset"
         case _:
             return None
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether a file, a local port or memory of ours was missing to connect with: that says nothing about the worker."""
+    return isinstance(error, OSError) and error.errno in _OURS
 
 
 def said(error: Exception) -> str:

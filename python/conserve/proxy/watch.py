@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import errno
 import json
 import logging
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -20,7 +19,7 @@ from conserve.settings import Role, Settings, WorkerAt
 
 from .events import Ears
 from .report import Report
-from .upstream import TooLargeError, Upstreams, said
+from .upstream import TooLargeError, Upstreams, is_ours, said
 
 if TYPE_CHECKING:
     from conserve._core import Dispatcher, Router
@@ -32,8 +31,6 @@ logger = logging.getLogger(__name__)
 _MODELS_EVERY: Final = 10
 # A worker without a name is called by its role and its place in the settings, whichever answers first.
 _LETTERS: Final[dict[Role, str]] = {"prefiller": "p", "decoder": "d", "both": "w"}
-# What keeps us from asking: it says nothing about the worker, and a worker that is lost costs every pin that it has.
-_OURS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 _Lost: TypeAlias = Literal["refused", "silent", "restarted"]
 
 
@@ -195,7 +192,8 @@ class Watch:
 
     def _failed(self, watched: Watched, error: Exception) -> None:
         watched.last_error = said(error)
-        if isinstance(error, OSError) and error.errno in _OURS:
+        if is_ours(error):
+            # A worker that is lost costs every pin that it has.
             logger.warning("%s could not be asked: %s", watched.label, watched.last_error)
             return
         watched.failures += 1

@@ -40,6 +40,7 @@ fn failure() -> impl Strategy<Value = Failure> {
     prop::sample::select(vec![
         Failure::Connect,
         Failure::Unreachable,
+        Failure::NoSocket,
         Failure::Reset,
         Failure::Timeout(TimeoutKind::Connect),
         Failure::Timeout(TimeoutKind::FirstByte),

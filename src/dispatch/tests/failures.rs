@@ -409,6 +409,45 @@ fn a_decoder_that_cannot_be_reached_is_not_lost() {
 }
 
 #[test]
+fn want_of_our_own_sockets_says_nothing_about_a_worker() {
+    let world = world(1, 2);
+    let mut first = world.open(&TASK, &chat(""));
+    first.start().call("p0");
+    first.failed(Failure::NoSocket).call("p0");
+    first.failed(Failure::NoSocket).call("p0");
+    let Action::Call(asked) = first.answered(200, PREFILLED) else {
+        panic!("a decoder is asked")
+    };
+    let home = asked.name.clone();
+    let again = first.failed(Failure::NoSocket).call(&home);
+    assert!(body_of(&again).contains(PARAMS));
+    first.answered(200, ANSWER).reply(200);
+
+    let mut later = world.open(&TASK, &chat(""));
+    later.start().call(&home);
+    later.failed(Failure::NoSocket).call(&home);
+    later.failed(Failure::NoSocket).call(&home);
+    later
+        .failed(Failure::NoSocket)
+        .error(503, "worker_unavailable");
+    let mut other = world.open(&[("x-session-id", "b")], &chat(""));
+    other.start().call("p0");
+    for _ in 0..2 {
+        other.failed(Failure::NoSocket).call("p0");
+    }
+    other
+        .failed(Failure::NoSocket)
+        .error(503, "worker_unavailable");
+    assert_eq!(
+        world.events(|event| matches!(event, Event::WorkerSuspect { .. })),
+        0
+    );
+    let shown = world.router.snapshot(world.now).workers;
+    assert!(shown.iter().all(|row| !row.others_first), "{shown:?}");
+    world.settled();
+}
+
+#[test]
 fn a_first_turn_leaves_a_decoder_that_cannot_be_reached() {
     let world = world(1, 2);
     let mut turn = world.open(&TASK, &chat(""));

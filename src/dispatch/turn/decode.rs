@@ -284,6 +284,7 @@ impl Dispatch {
                 self.doubt(decoder, now);
                 self.resend(decoding, failure, now)
             }
+            Failure::NoSocket => self.resend(decoding, failure, now),
             Failure::Timeout(TimeoutKind::FirstByte | TimeoutKind::Idle) => {
                 self.doubt(decoder, now);
                 self.give_up(decoding.turn, failure, now)

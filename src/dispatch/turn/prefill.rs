@@ -77,6 +77,18 @@ impl Dispatch {
             Failure::Connect | Failure::Unreachable | Failure::Reset | Failure::Timeout(_) => {
                 self.shared.router.suspect(prefilling.worker.id, true, now);
             }
+            // No other worker is nearer.
+            Failure::NoSocket if self.may_retry(&prefilling.tried) => {
+                self.shared.counters.prefills_retried.add();
+                let Prefilling {
+                    turn,
+                    worker,
+                    tried,
+                    ..
+                } = prefilling;
+                return self.prefill(turn, worker, tried, now);
+            }
+            Failure::NoSocket => return self.give_up(prefilling.turn, failure, now),
             Failure::TooLarge | Failure::Protocol => {}
         }
         self.next_prefiller(prefilling, now)
