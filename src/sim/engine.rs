@@ -317,10 +317,10 @@ impl Engine {
     /// Tokens that a step may compute, decodes included.
     fn budget(&self) -> u32 {
         let decodes = self.running.iter().filter(|request| request.decodes());
-        self.budget_for(decodes.count() as u32)
+        self.budget_for(decodes.count() as u32, self.decode_step_s)
     }
 
-    fn budget_for(&self, decodes: u32) -> u32 {
+    fn budget_for(&self, decodes: u32, decode_step_s: f64) -> u32 {
         let most = self.spec.max_num_batched_tokens;
         let (Some(target), Some(token_s)) = (self.spec.chunk_target_s, self.token_s) else {
             return most;
@@ -328,7 +328,7 @@ impl Engine {
         if decodes == 0 {
             return most;
         }
-        let room = ((target - self.decode_step_s).max(0.0) / token_s) as u32;
+        let room = ((target - decode_step_s).max(0.0) / token_s) as u32;
         most.min(decodes + room.max(256))
     }
 
@@ -549,7 +549,9 @@ impl Engine {
         // time itself does, or changes who is next.
         let timeless = self.spec.order == QueueOrder::Fcfs
             && !matches!(self.spec.retention, Retention::Ttl { .. });
-        if !self.waiting.is_empty() && !timeless {
+        // Who gets a token here for the first time has a gap of its own to it, and equal ones only from then on.
+        let joins = |request: &Request| request.mark.is_none();
+        if (!self.waiting.is_empty() && !timeless) || self.running.iter().any(joins) {
             return 1;
         }
         let change = self.governor.next_change();
@@ -711,7 +713,7 @@ impl Engine {
         let length = now - span.start;
         let prompt: u32 = chunks.iter().filter(|chunk| **chunk > 1).sum();
         if span.phase == Phase::Decode {
-            self.decode_step_s = span.first_s() + (steps - 1) as f64 * span.growth_s();
+            self.decode_step_s = span.step_s(steps);
         } else if prompt >= 256 {
             let sample = length / f64::from(prompt);
             self.token_s = Some(

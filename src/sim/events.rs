@@ -1,4 +1,7 @@
 //! What happens next: a heap ordered by time, then by who was scheduled first.
+//!
+//! What lies within the same nanosecond happens at the same time: rounding must not decide who is first. Steps end after
+//! everything else then, so whoever comes just as a step ends is in the next one.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -55,6 +58,11 @@ impl What {
     }
 }
 
+/// The nanosecond in which something happens.
+pub(super) fn nanosecond(at: f64) -> u64 {
+    (at * 1e9).round() as u64
+}
+
 #[derive(Debug)]
 struct Entry {
     at: f64,
@@ -79,8 +87,14 @@ impl PartialOrd for Entry {
 impl Ord for Entry {
     /// Reversed: the heap gives the largest.
     fn cmp(&self, other: &Self) -> Ordering {
-        let first = other.at.total_cmp(&self.at);
-        first.then_with(|| other.number.cmp(&self.number))
+        let place = |entry: &Self| {
+            let engine = match entry.what {
+                What::StepEnd { engine, .. } => Some(engine),
+                _ => None,
+            };
+            (nanosecond(entry.at), engine, entry.number)
+        };
+        place(other).cmp(&place(self))
     }
 }
 

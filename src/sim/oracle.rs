@@ -39,10 +39,14 @@ impl Truth {
 
 impl World<'_> {
     /// Tells the truth about the turn that is about to ask.
-    pub(super) fn foresee(&self, truth: &Truth, conversation: usize) {
+    pub(super) fn foresee(&mut self, truth: &Truth, conversation: usize) {
         let Some(home) = self.flights[conversation].home else {
             return;
         };
+        // What steps under way have evicted by now is gone.
+        for engine in &mut self.engines {
+            engine.books(self.now);
+        }
         let (job, now) = (self.job(conversation), self.now);
         let size = |engine: usize| self.scenario.engines[engine].block_size;
         let found = |engine: usize| {
@@ -51,7 +55,7 @@ impl World<'_> {
         };
         let at_home = found(home);
         let local = self.engines[home].ahead(job.prompt - at_home, at_home, now);
-        let step_s = self.engines[home].decode_step_s(job.prompt - 1);
+        let step_s = self.engines[home].decode_step_s(job.prompt - 1, now);
         let weights = |prefiller: usize| {
             let (mut there, mut fetch_s) = (found(prefiller), 0.0);
             if self.scenario.remote.fetch && at_home > there {

@@ -401,17 +401,18 @@ impl Pool {
         self.held[conversation] = Held::default();
     }
 
-    /// The history changed behind its first `valid` tokens: idle KV there is worth nothing.
-    pub(super) fn reset(&mut self, conversation: usize, valid: u32, now: f64) {
+    /// The history changed behind its first `valid` tokens: idle KV there is worth nothing. Whether blocks came free.
+    pub(super) fn reset(&mut self, conversation: usize, valid: u32, now: f64) -> bool {
         let held = self.held[conversation];
         if held.active || held.tokens <= valid {
-            return;
+            return false;
         }
         let place = self.place(conversation);
         let found = self.take(conversation, valid, None, now);
         debug_assert!(found <= valid, "the tail was cut");
         self.idle(conversation, now);
         self.back_to(conversation, place);
+        true
     }
 
     /// Where a conversation stands among the idle.

@@ -10,6 +10,7 @@
 //! Promises: energy is the integral of power; a span of steps is integrated in closed form.
 
 use super::cost::{Parts, Stretch};
+use super::events::nanosecond;
 use super::preset::Constants;
 use super::scenario::PowerSpec;
 
@@ -233,6 +234,11 @@ impl Span {
         if self.behind { 0.0 } else { self.growth }
     }
 
+    /// Seconds of one step, counted from 1.
+    pub(super) fn step_s(&self, step: u64) -> f64 {
+        self.first_s() + (step - 1) as f64 * self.growth_s()
+    }
+
     /// Seconds of the first `steps`.
     fn length(&self, steps: u64) -> f64 {
         let n = steps as f64;
@@ -249,7 +255,7 @@ impl Span {
         let (mut low, mut high) = (1, most.max(1));
         while low < high {
             let middle = low + (high - low) / 2;
-            if self.end(middle) >= when {
+            if nanosecond(self.end(middle)) >= nanosecond(when) {
                 high = middle;
             } else {
                 low = middle + 1;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::diagnosis::{Diagnosis, Outcome as Ending, backlog};
 use super::engine::{Engine, Job, Outcome, Work};
-use super::events::{Events, What};
+use super::events::{Events, What, nanosecond};
 use super::flight::{Flight, Stage};
 use super::gaps::GapStats;
 use super::link::Links;
@@ -252,9 +252,9 @@ impl<'a> World<'a> {
             let Some((at, what)) = self.events.pop() else {
                 break Ending::Deadlocked;
             };
-            debug_assert!(at >= self.now, "time does not go back");
-            self.now = at;
-            self.at = Timestamp((at * 1e9).round() as u64);
+            debug_assert!(at >= self.now - 1e-9, "time does not go back");
+            self.now = at.max(self.now);
+            self.at = Timestamp(nanosecond(self.now));
             self.clock.set(self.at.0);
             self.counters.events += 1;
             if what == What::Horizon {
@@ -360,7 +360,7 @@ impl<'a> World<'a> {
                 let end = if self.engines[engine].is_busy() {
                     self.engines[engine].interrupt(self.now)
                 } else {
-                    self.engines[engine].plan(self.now)
+                    self.plan(engine)
                 };
                 let of = &self.engines[engine];
                 if let Some(end) = end {
@@ -377,6 +377,18 @@ impl<'a> World<'a> {
         }
         self.spread_news();
         self.keep_log();
+    }
+
+    /// Plans an engine's next steps; when they end.
+    fn plan(&mut self, engine: usize) -> Option<f64> {
+        let preempted = self.engines[engine].tally.preemptions;
+        let end = self.engines[engine].plan(self.now);
+        let of = &mut self.engines[engine];
+        if of.tally.preemptions > preempted && !self.incoming[engine].is_empty() {
+            // Blocks came free that handoffs wait for: they are looked at after one step.
+            return of.interrupt(self.now).or(end);
+        }
+        end
     }
 
     /// What engines evicted is on its way to the router.
@@ -438,10 +450,12 @@ impl<'a> World<'a> {
     fn reach_router(&mut self, conversation: usize) {
         let spec = self.spec(conversation);
         if spec.resets {
-            for engine in &mut self.engines {
-                engine
-                    .books(self.now)
-                    .reset(conversation, spec.reuse, self.now);
+            for engine in 0..self.engines.len() {
+                let pool = self.engines[engine].books(self.now);
+                // Retention may have kept these blocks from others.
+                if pool.reset(conversation, spec.reuse, self.now) {
+                    self.touch(engine);
+                }
             }
         }
         if spec.flip && self.scenario.flip.is_some() {
@@ -486,8 +500,8 @@ impl<'a> World<'a> {
     }
 
     fn begin(&mut self, conversation: usize) {
-        if let Some(truth) = &self.truth {
-            self.foresee(truth, conversation);
+        if let Some(truth) = self.truth.clone() {
+            self.foresee(&truth, conversation);
         }
         let (prompt_tokens, _) = self.told(conversation);
         let timeout = self.scenario.router.queue_timeout_s;
@@ -686,7 +700,7 @@ impl<'a> World<'a> {
         row.last_token_s = at;
         row.output_tokens = flight.output;
         row.set_gaps(gaps);
-        let first = Timestamp((row.first_token_s * 1e9).round() as u64);
+        let first = Timestamp(nanosecond(row.first_token_s));
         if let Some(mut turn) = flight.running.take() {
             turn.handed_over(self.at);
             if spec.visible {

@@ -3,7 +3,7 @@
 //! Promises: exact while nobody else comes, the clock stays, blocks suffice and the queue is first come, first served.
 //! Leaves to others: what follows from it (`oracle`).
 
-use super::{Engine, Load, Request};
+use super::{Engine, Load, Phase, Request};
 
 /// A prompt that is not there yet, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,13 +43,32 @@ impl Sketch {
 
 impl Engine {
     /// Seconds of a step that only decodes: those that run now and one more with this context.
-    pub(in crate::sim) fn decode_step_s(&self, context: u32) -> f64 {
+    pub(in crate::sim) fn decode_step_s(&self, context: u32, now: f64) -> f64 {
         let mut load = Load::default();
+        let ended = self.ended_steps(now);
         for request in self.running.iter().filter(|request| request.decodes()) {
-            load.add_chunk(1, request.computed);
+            load.add_chunk(1, request.computed + ended);
         }
         load.add_chunk(1, context);
         self.step_s(&load)
+    }
+
+    /// How many of the steps under way have ended.
+    fn ended_steps(&self, now: f64) -> u32 {
+        let current = self.current.as_ref();
+        current.map_or(0, |current| {
+            current.span.steps_until(now, current.steps) as u32 - 1
+        })
+    }
+
+    /// The last step that only decoded, of those that have ended.
+    fn observed_decode_step_s(&self, now: f64) -> f64 {
+        match (&self.current, u64::from(self.ended_steps(now))) {
+            (Some(current), ended) if ended > 0 && current.span.phase == Phase::Decode => {
+                current.span.step_s(ended)
+            }
+            _ => self.decode_step_s,
+        }
     }
 
     fn step_s(&self, load: &Load) -> f64 {
@@ -80,6 +99,7 @@ impl Engine {
             output: 0,
             own: true,
         });
+        let observed_s = self.observed_decode_step_s(now);
         let mut ahead = Ahead {
             begins: f64::NAN,
             ends: 0.0,
@@ -87,7 +107,8 @@ impl Engine {
         };
         loop {
             let decodes = requests.iter().filter(|request| request.decodes()).count() as u32;
-            let mut budget = self.budget_for(decodes).saturating_sub(decodes).max(1);
+            let budget = self.budget_for(decodes, observed_s);
+            let mut budget = budget.saturating_sub(decodes).max(1);
             let mut load = Load::default();
             let began = at;
             for request in &mut requests {

@@ -8,13 +8,21 @@ use super::super::Outcome;
 use super::support::{Draw, agents, close, numbers, run_seeded};
 
 const SCENARIOS: u64 = 300;
-const POLICIES: [&str; 6] = [
+const POLICIES: [&str; 14] = [
     "strict",
     "follow-kv",
     "collocated",
     "collocated-spread",
     "disaggregated",
     "ppd",
+    "ampd",
+    "ampd(min)",
+    "ampd(remote_first, fetch=1)",
+    "ampd(flip=0.3)",
+    "deflect",
+    "oracle",
+    "oracle(min, fetch=1)",
+    "strict(stale_s=1)",
 ];
 
 /// A JSON object in the making.
@@ -132,7 +140,8 @@ fn engine(draw: &mut Draw, role: &str) -> String {
 }
 
 fn engines(draw: &mut Draw, policy: &str) -> String {
-    let splits = matches!(policy, "strict" | "disaggregated" | "ppd");
+    let name = policy.split('(').next().unwrap_or(policy);
+    let splits = !matches!(name, "follow-kv" | "collocated" | "collocated-spread");
     let roles: Vec<&str> = if splits {
         let prefillers = draw.within(1, 2) as usize;
         let decoders = draw.within(1, 3) as usize;
@@ -181,7 +190,8 @@ fn scenario(draw: &mut Draw) -> String {
     );
     scenario.put("link", link);
     let remote = format!(
-        r#"{{"prefiller_cache": {}, "delta": {}, "first_token": "{}", "wait_max_s": {}}}"#,
+        r#"{{"prefiller_cache": {}, "delta": {}, "fetch": {}, "first_token": "{}", "wait_max_s": {}}}"#,
+        draw.is(0.5),
         draw.is(0.5),
         draw.is(0.5),
         draw.one(&["decoder", "prefiller"]),
@@ -190,7 +200,6 @@ fn scenario(draw: &mut Draw) -> String {
     scenario.put("remote", remote);
     let reservation = draw.one(&["occupancy", "occupancy", "per_turn", "oracle_peak"]);
     scenario.put("kv_reservation", format!("\"{reservation}\""));
-    // Not a multiple of a host-bound step: where an arrival meets a step's end exactly, rounding decides which is first.
     scenario.put("round_trip_s", draw.scale(1e-4, 0.05));
     if draw.is(0.2) {
         scenario.put("closed_loop", draw.within(1, 12));
