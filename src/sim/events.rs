@@ -129,3 +129,26 @@ impl Events {
         self.working == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_end_after_everything_else_of_the_same_nanosecond() {
+        let end = What::StepEnd {
+            engine: 0,
+            epoch: 1,
+        };
+        let mut events = Events::default();
+        events.push(0.3, end);
+        // Later by a rounding error, and by a nanosecond that counts.
+        events.push(0.1 + 0.2, What::TransferEnd(1));
+        events.push(0.3 + 2e-9, What::TransferEnd(2));
+        assert!(0.1 + 0.2 > 0.3, "or the test shows nothing");
+        let order: Vec<_> = std::iter::from_fn(|| events.pop())
+            .map(|(_, what)| what)
+            .collect();
+        assert_eq!(order, [What::TransferEnd(1), end, What::TransferEnd(2)]);
+    }
+}

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from conserve.errors import ConfigError
 from conserve.sim.paper.blocks import as_html, as_markdown
+from conserve.sim.paper.folder import holding
 from conserve.sim.paper.report import TITLE, report
 from conserve.sim.paper.run import PARTS, Plan, run
 from conserve.sim.workload import WORKLOADS, traces_dir
+
+from ._parts import Parts
+
+if TYPE_CHECKING:
+    from conserve.sim.paper.results import Json
 
 __all__ = ["paper"]
 
@@ -24,7 +29,12 @@ _MISUSED: Final = 2
 
 
 def paper(
-    out: Annotated[Path, typer.Option(help="Folder of the report and of finished runs.")] = Path("out/paper"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the report and of finished runs; out/paper, out/paper-small if --small."
+        ),
+    ] = None,
     small: Annotated[bool, typer.Option("--small", help="Fewer seeds, traces and conversations.")] = False,
     part: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(PARTS)}.")] = None,
     trace: Annotated[list[str] | None, typer.Option(help="Only this in full mode; all by default.")] = None,
@@ -45,33 +55,32 @@ def paper(
     from conserve.sim.paper.plots import draw  # Needs matplotlib, which a comparison of policies does not.
 
     console = Console(stderr=True)
+    folder = out or Path("out/paper-small" if small else "out/paper")
     try:
-        plan = _plan(out, small, part, trace, seeds, processes, traces)
-        with _progress(console) as progress:
-            tasks = {}
-
-            def done(name: str, finished: int, of: int) -> None:
-                if name not in tasks:
-                    tasks[name] = progress.add_task(name, total=of)
-                progress.update(tasks[name], completed=finished, total=of)
-
-            results = run(plan, done=done)
+        plan = _plan(folder, small, part, trace, seeds, processes, traces)
+        with holding(folder, small=small):
+            with Parts(console) as parts:
+                results = run(plan, done=parts.done)
+            draw(results, folder)
+            _write(results, folder)
     except (ConfigError, KeyboardInterrupt) as error:
         stopped = isinstance(error, KeyboardInterrupt)
         says = "interrupted; the same command goes on from here" if stopped else str(error)
         console.print(f"conserve sim paper: {says}", markup=False, highlight=False)
         raise typer.Exit(_INTERRUPTED if stopped else _MISUSED) from None
-    (out / "paper.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    draw(results, out)
-    blocks = report(results)
-    (out / "paper.md").write_text(as_markdown(blocks, figures=""), encoding="utf-8")
-    (out / "paper.html").write_text(as_html(blocks, title=TITLE, figures=""), encoding="utf-8")
     for row in results.get("claims", ()):
         if row["id"].startswith("headline/"):
             print(
                 f"{row['what']}: paper {row['paper']:g} {row['unit']}, ours {row['ours']['mean']:g}, {row['verdict']}"
             )
-    print(f"report: {out / 'paper.md'}, {out / 'paper.html'}; numbers: {out / 'paper.json'}")
+    print(f"report: {folder / 'paper.md'}, {folder / 'paper.html'}; numbers: {folder / 'paper.json'}")
+
+
+def _write(results: Json, folder: Path) -> None:
+    (folder / "paper.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    blocks = report(results)
+    (folder / "paper.md").write_text(as_markdown(blocks, figures=""), encoding="utf-8")
+    (folder / "paper.html").write_text(as_html(blocks, title=TITLE, figures=""), encoding="utf-8")
 
 
 def _plan(
@@ -101,13 +110,3 @@ def _plan(
         seeds=seeds,
         **({} if processes is None else {"processes": processes}),
     )
-
-
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description:>9}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-    )
-    return Progress(*columns, console=console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from itertools import product
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 from conserve.cli import main
 from conserve.errors import ConfigError
 from conserve.sim.paper import mode
+from conserve.sim.paper import run as run_module
 from conserve.sim.paper.blocks import Block, Heading, Paragraph, Table, as_html, as_markdown
 from conserve.sim.paper.cells import Cell, Store, Values, key_of, run_all
 from conserve.sim.paper.claims import CLAIMS, Verdict
+from conserve.sim.paper.folder import holding
 from conserve.sim.paper.full import Trial, as_cell, capacity_per_s, measure
 from conserve.sim.paper.misled import KNOBS, MEASURES, Misled
 from conserve.sim.paper.mode import SYSTEMS, Setting, paper_conversations
@@ -279,3 +282,36 @@ def test_the_published_run_is_a_whole_one() -> None:
     assert page == as_markdown(report(published), figures="assets/paper/"), (
         "run scripts/write_reference.py: the page says something else than the results"
     )
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sim", "paper", "--small", "--seeds", "1", "--part", "claims", "--out", str(tmp_path)]
+    with holding(tmp_path, small=True):
+        assert main(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"another run, process {os.getpid()}, writes to" in said
+    assert not (tmp_path / "cells.jsonl").exists(), "nothing was run"
+    with holding(tmp_path, small=True):
+        pass  # It is free again.
+
+
+def test_a_small_run_does_not_overwrite_a_whole_one(tmp_path: Path) -> None:
+    (tmp_path / "paper.json").write_text('{"small": false}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"paper\.json is of a whole run; .* for a small run"):
+        holding(tmp_path, small=True).__enter__()
+    with holding(tmp_path, small=False):
+        pass
+    (tmp_path / "paper.json").write_text("{", encoding="utf-8")
+    with holding(tmp_path, small=True):
+        pass  # Half a report is of no run.
+
+
+def test_a_folder_that_cannot_be_held_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot keep finished runs in .*file"):
+        holding(tmp_path / "file", small=True).__enter__()
+
+
+def test_minus_nought_is_nought() -> None:
+    told = run_module._round({"values": [-0.0, -1e-12, 0.5, math.nan]})
+    assert str(told) == "{'values': [0.0, 0.0, 0.5, None]}"

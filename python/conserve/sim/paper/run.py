@@ -172,5 +172,6 @@ def _round(value: object) -> object:
     if isinstance(value, list):
         return [_round(each) for each in value]
     if isinstance(value, float):
-        return float(f"{round(value, 9):.6g}") if math.isfinite(value) else None
+        # Plus nought: there is no minus nought.
+        return float(f"{round(value, 9):.6g}") + 0.0 if math.isfinite(value) else None
     return value
