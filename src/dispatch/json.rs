@@ -4,11 +4,14 @@
 //! recurses, never allocates while it scans, and stops at a nesting depth that the caller sets.
 //! Leaves to others: which members matter (`peek`, `sse`, `answer`) and whether the text is UTF-8 (`peek`).
 
-mod bytes;
+mod escapes;
+mod lanes;
+mod page;
 
 use std::borrow::Cow;
 
-use bytes::{Ended, pass_string, unescape};
+use escapes::{string_fault, unescape};
+use page::Page;
 
 /// Words of the stack of open containers: one bit each.
 const WORDS: usize = 16;
@@ -28,11 +31,11 @@ pub(crate) struct Span {
 
 impl Span {
     /// A text is at most 4 GiB: `Limits` of `peek` and the answer limits keep it so.
+    #[expect(clippy::cast_possible_truncation, reason = "no place is beyond 4 GiB")]
     pub(crate) fn new(start: usize, end: usize) -> Self {
-        let narrow = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
         Self {
-            start: narrow(start),
-            end: narrow(end),
+            start: start as u32,
+            end: end as u32,
         }
     }
 
@@ -68,6 +71,13 @@ impl Text {
         } else {
             self.decode(bytes)
         }
+    }
+
+    /// Whether it says this short name, which needs no escapes.
+    #[inline]
+    pub(crate) fn says(self, name: &[u8], bytes: &[u8]) -> bool {
+        self.inside.of(bytes) == name
+            || self.escaped && self.decode_name(bytes).is_some_and(|text| *text == *name)
     }
 
     pub(crate) fn is_empty(self) -> bool {
@@ -128,10 +138,15 @@ pub(crate) struct Scanner<'a> {
     max_depth: usize,
     /// Bit `depth - 1` is set when that container is an object.
     objects: [u64; WORDS],
+    page: Page,
     blob_bytes: usize,
     blobs: usize,
 }
 
+#[expect(
+    clippy::inline_always,
+    reason = "what a loop over members does not ask for is not worked out then: a third of the instructions"
+)]
 impl<'a> Scanner<'a> {
     pub(crate) fn new(bytes: &'a [u8], max_depth: usize) -> Self {
         Self {
@@ -140,6 +155,7 @@ impl<'a> Scanner<'a> {
             depth: 0,
             max_depth: max_depth.min(DEPTH_CEILING),
             objects: [0; WORDS],
+            page: Page::new(),
             blob_bytes: 0,
             blobs: 0,
         }
@@ -155,6 +171,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// The kind of the value that begins here, after white space.
+    #[inline(always)]
     pub(crate) fn kind(&mut self) -> Result<Kind> {
         self.skip_space();
         match self.byte() {
@@ -170,6 +187,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// Enters the container that begins here.
+    #[inline(always)]
     pub(crate) fn open(&mut self, kind: Kind) -> Result<()> {
         debug_assert!(matches!(
             (kind, self.byte()),
@@ -193,6 +211,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// The next member's key, its colon passed; `None` when the object ends here.
+    #[inline(always)]
     pub(crate) fn member(&mut self, first: bool) -> Result<Option<Key>> {
         self.skip_space();
         let mut comma = None;
@@ -215,6 +234,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// True at the next element's value; false when the array ends here.
+    #[inline(always)]
     pub(crate) fn element(&mut self, first: bool) -> Result<bool> {
         self.skip_space();
         match self.byte() {
@@ -232,11 +252,11 @@ impl<'a> Scanner<'a> {
     }
 
     /// Passes a string; its opening quote is here.
+    #[inline(always)]
     pub(crate) fn string(&mut self) -> Result<Text> {
         let start = self.at + 1;
-        let (at, escaped) = match pass_string(self.bytes, start) {
-            Ended::Quote { at, escaped } => (at, escaped),
-            Ended::Wrong { what, at } => return Err(Malformed::Expected { what, at }),
+        let Some((at, escaped)) = self.page.string_end(self.bytes, start) else {
+            return Err(string_fault(self.bytes, start));
         };
         self.at = at + 1;
         if at - start >= BLOB_MIN_BYTES && self.bytes[start..].starts_with(b"data:") {
@@ -308,12 +328,14 @@ impl<'a> Scanner<'a> {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn skip_space(&mut self) {
         while let Some(b' ' | b'\n' | b'\t' | b'\r') = self.byte() {
             self.at += 1;
         }
     }
 
+    #[inline(always)]
     fn key(&mut self) -> Result<Text> {
         if self.byte() != Some(b'"') {
             return Err(self.expected("expected a key"));
@@ -371,20 +393,24 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
+    #[inline(always)]
     fn in_object(&self) -> bool {
         let top = self.depth - 1;
         self.objects[top / 64] >> (top % 64) & 1 == 1
     }
 
+    #[inline(always)]
     fn close(&mut self) {
         self.depth -= 1;
         self.at += 1;
     }
 
+    #[inline(always)]
     fn byte(&self) -> Option<u8> {
         self.bytes.get(self.at).copied()
     }
 
+    #[cold]
     fn expected(&self, what: &'static str) -> Malformed {
         let what = if self.at >= self.bytes.len() {
             "the text ends too early"
@@ -393,6 +419,11 @@ impl<'a> Scanner<'a> {
         };
         Malformed::Expected { what, at: self.at }
     }
+}
+
+/// The lowest bit that is set, if any is.
+fn first_bit(bits: u64) -> u64 {
+    bits & bits.wrapping_neg()
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use super::bytes::specials;
 use super::*;
 
 fn accepts(text: &[u8]) -> bool {
@@ -10,27 +9,16 @@ fn accepts(text: &[u8]) -> bool {
     scanner.skip_value().and_then(|()| scanner.finish()).is_ok()
 }
 
-#[test]
-fn every_byte_at_every_place_of_a_lane_is_told_apart() {
-    for byte in 0..=255_u8 {
-        for place in 0..16 {
-            let mut block = [0xff; 16];
-            block[place] = byte;
-            let is_special = byte == b'"' || byte == b'\\' || byte < 0x20;
-            assert_eq!(
-                specials(&block),
-                u32::from(is_special) << place,
-                "byte {byte} at {place}"
-            );
-        }
-    }
+/// Lengths around the ends of blocks of 64 bytes and of pages of 1,024.
+fn lengths() -> impl Iterator<Item = usize> {
+    (0..20).chain(58..72).chain(124..132).chain(1_016..1_028)
 }
 
 #[test]
 fn strings_end_where_they_end_wherever_blocks_end() {
-    for length in (0..20).chain(58..72).chain(124..132) {
+    for length in lengths() {
         for escape in ["", "\\n", "\\\"", "\\u00e9", "\\\\", "\\\\\\\"", "\\/\\r"] {
-            for place in 0..=length {
+            for place in (0..=length.min(140)).chain(length.max(150) - 10..=length) {
                 let text = format!(
                     "\"{}{escape}{}\"{}",
                     "a".repeat(place),
@@ -50,8 +38,27 @@ fn strings_end_where_they_end_wherever_blocks_end() {
 }
 
 #[test]
+fn strings_end_where_they_end_however_far_apart_they_are() {
+    for gap in lengths().chain(2_040..2_056) {
+        // The first string ends in an escape, which must not reach into the second.
+        for first in ["\"\"", "\"\\\\\"", "\"\\\"\""] {
+            let text = format!("[{first}{},\"a\\nb\"]", " ".repeat(gap));
+            let mut scanner = Scanner::new(text.as_bytes(), 1);
+            scanner
+                .skip_value()
+                .and_then(|()| scanner.finish())
+                .unwrap();
+            let wrong = text.replace("\\n", "\\x");
+            let refused = Scanner::new(wrong.as_bytes(), 1).skip_value();
+            let (what, at) = ("unknown escape", wrong.len() - 5);
+            assert_eq!(refused, Err(Malformed::Expected { what, at }), "{wrong:?}");
+        }
+    }
+}
+
+#[test]
 fn what_is_wrong_in_a_string_is_told_with_its_place_wherever_blocks_end() {
-    for length in (0..20).chain(58..72).chain(124..132) {
+    for length in lengths() {
         // What is wrong, and how far behind its first byte.
         for (wrong, what, offset) in [
             ("\\x", "unknown escape", 0),
@@ -68,6 +75,24 @@ fn what_is_wrong_in_a_string_is_told_with_its_place_wherever_blocks_end() {
                 let at = 1 + length + offset;
                 assert_eq!(found, Err(Malformed::Expected { what, at }), "{text:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_text_that_ends_inside_a_string_is_refused_wherever_blocks_end() {
+    for length in lengths() {
+        for (last, what, offset) in [
+            ("", "a string without its end", 0),
+            ("\\", "unknown escape", 0),
+            ("\\\\", "a string without its end", 2),
+            ("\\\"", "a string without its end", 2),
+            ("\\u123", "expected four hexadecimal digits", 2),
+        ] {
+            let text = format!("\"{}{last}", "a".repeat(length));
+            let found = Scanner::new(text.as_bytes(), 1).string();
+            let at = 1 + length + offset;
+            assert_eq!(found, Err(Malformed::Expected { what, at }), "{text:?}");
         }
     }
 }
@@ -141,6 +166,13 @@ fn fragments() -> impl Strategy<Value = String> {
         Just("é"),
         Just("\"\\n\""),
     ];
+    // Long enough to reach into the next block, or page.
+    let long = (
+        prop_oneof![Just("a"), Just(" "), Just("\\\\"), Just("\\n"), Just("1")],
+        prop_oneof![50..70_usize, 500..530_usize],
+    );
+    let long = long.prop_map(|(what, times)| what.repeat(times));
+    let piece = prop_oneof![8 => piece.prop_map(str::to_owned), 1 => long];
     prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
 }
 

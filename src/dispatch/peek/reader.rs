@@ -143,19 +143,13 @@ impl<'a> Reader<'a> {
         let mut first = true;
         while let Some(key) = self.scanner.member(first)? {
             first = false;
-            let is_role = key
-                .text
-                .decode_name(self.body)
-                .is_some_and(|key| &*key == b"role");
+            let is_role = key.text.says(b"role", self.body);
             if is_role && role.is_some() {
                 return Err(duplicate(&format!("messages[{place}].role")));
             }
             if is_role && self.scanner.kind()? == Kind::String {
                 let text = self.scanner.string()?;
-                role = Some(
-                    text.decode_name(self.body)
-                        .is_some_and(|role| &*role == b"assistant"),
-                );
+                role = Some(text.says(b"assistant", self.body));
             } else {
                 self.scanner.skip_value()?;
                 if is_role {
@@ -214,11 +208,7 @@ impl<'a> Reader<'a> {
         let mut first = true;
         while let Some(key) = self.scanner.member(first)? {
             first = false;
-            if key
-                .text
-                .decode_name(self.body)
-                .is_none_or(|key| &*key != name)
-            {
+            if !key.text.says(name, self.body) {
                 self.scanner.skip_value()?;
                 continue;
             }
