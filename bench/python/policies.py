@@ -20,6 +20,7 @@ import sys
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,9 +37,13 @@ if TYPE_CHECKING:
     from conserve.sim.workload import Conversation
 
 CHOSEN_ON: Final = ("swebench", "claude-code-fresh")
-OTHERS: Final = ("tau-bench", "mini-swe", "swe-agent", "claude-code-resumed", "mooncake-chat")
-COUNTS: Final = {"claude-code-fresh": 100, "claude-code-resumed": 96}
-"""Conversations of a run; 400 elsewhere."""
+OTHERS: Final = (
+    "tau-bench", "mini-swe", "swe-agent", "claude-code-subagents", "claude-code-resumed", "mooncake-chat",
+)  # fmt: skip
+COUNTS: Final = {
+    "claude-code-fresh": 60, "claude-code-resumed": 64, "claude-code-subagents": 100, "mooncake-chat": 800,
+}  # fmt: skip
+"""Conversations of a run; 200 elsewhere."""
 GATE: Final[dict[str, object]] = {
     "tail_waits": False,
     "evict_idle": True,
@@ -108,18 +113,34 @@ GATES: Final = {
 TUNING: Final = {"collocated": Variant("collocated"), "follow-kv": Variant("follow-kv")} | {
     f"{key}={value}": Variant(f"follow-kv({key}={value})")
     for key, values in {
-        "handoff_share": (0.5, 0.65, 1.0),
+        "handoff_share": (0.5, 0.8, 1.0),
         "handoff_saves_ms": (0, 100),
         "stall": (0, 1),
         "thrash": (0.1, 0.5),
         "thrash_fill": (0.85,),
         "afresh_from": (8192,),
         "afresh_fuller": (0.05, 0.2),
-        "move_share": (0, 0.75),
+        "move_share": (0.5, 0.75),
         "helper_fill": (0.7,),
     }.items()
     for value in values
 }
+AGAINST: Final = {
+    # Everything is compared with the first.
+    "follow-kv": Variant("follow-kv"),
+    "collocated": Variant("collocated"),
+    "collocated-spread": Variant("collocated-spread"),
+    "strict, all both": Variant("strict"),
+    **{
+        f"{policy} 1P3D": Variant(policy, prefillers=1)
+        for policy in (
+            "strict",
+            # What the paper calls AMPD, carried out: a tenth of later turns goes to the prefiller by mistake.
+            "strict(toremote=0.1)",
+            "disaggregated", "ppd", "ampd(slo)", "ampd(remote_first)", "ampd(min)", "deflect", "oracle", "follow-kv",
+        )
+    },
+}  # fmt: skip
 TAILS: Final = {
     "collocated": Variant("collocated"),
     "follow-kv": Variant("follow-kv"),
@@ -163,17 +184,52 @@ SETS: Final = {
     "gate": Study(GATES, CHOSEN_ON, loads=(0.7, 1.0, 1.3)),
     "tuning": Study(TUNING, CHOSEN_ON, loads=(0.7, 1.1)),
     "ablation": Study(ABLATION, CHOSEN_ON, loads=(0.7, 1.0)),
-    "others": Study(ABLATION, OTHERS, loads=(0.7, 1.0)),
-    "h200": Study(SPLITS, ("swebench", "swe-agent", "tau-bench", "mini-swe"), presets=("h200-8b",)),
+    "others": Study(AGAINST, OTHERS, loads=(0.7, 1.0)),
+    "h200": Study(
+        SPLITS,
+        ("swebench", "swe-agent", "tau-bench", "mini-swe"),
+        presets=("h200-8b",),
+        loads=(0.5, 0.7, 0.9),
+    ),
     "tails": Study(TAILS, ("swebench", "mini-swe"), loads=(0.5, 0.7)),
-    "energy": Study(WATTS, ("swebench", "tau-bench", "mini-swe"), loads=(0.3, 0.5, 0.7)),
+    "energy": Study(WATTS, ("swebench", "tau-bench", "mini-swe"), loads=(0.3, 0.7)),
 }
+
+
+SHOWN: Final = {
+    "T95": "ttfet_no_tools_p95",
+    "TTFT95": "ttft_p95",
+    "TBT95": "last_tbt_p95",
+    "gap95": "gap_p95",
+    "tok/J": "tokens_per_j",
+}
+"""As changes, in percent."""
+AS_IS: Final = {
+    "T95": "ttfet_no_tools_p95",
+    "TBT95": "last_tbt_p95",
+    "again": "recomputed",
+    "handoffs": "handoffs",
+    "moved": "moved",
+}
+
+
+@lru_cache(maxsize=8)
+def recorded(workload: str, traces: str) -> tuple[Conversation, ...]:
+    """Those that a GPU of the fleet holds; read once, for it takes longer than a run."""
+    found = conversations(workload, None, seed=0, traces=Path(traces))
+    return tuple(one for one in found if one.peak_context_tokens <= LONGEST)
 
 
 @lru_cache(maxsize=4)
 def tasks(workload: str, count: int, seed: int, traces: str | None) -> tuple[Conversation, ...]:
-    found = conversations(workload, 2 * count, seed=seed, traces=None if traces is None else Path(traces))
-    return tuple(one for one in found if one.peak_context_tokens <= LONGEST)[:count]
+    """In an order of the seed; over again with new names where fewer were recorded."""
+    if traces is None:
+        made = conversations(workload, 2 * count, seed=seed, traces=None)
+        return tuple(one for one in made if one.peak_context_tokens <= LONGEST)[:count]
+    known, order = recorded(workload, traces), np.random.default_rng(seed)
+    laps = -(-count // len(known))
+    drawn = [(lap, int(at)) for lap in range(laps) for at in order.permutation(len(known))]
+    return tuple(known[at].renamed(f"{known[at].id}.{lap}") for lap, at in drawn[:count])
 
 
 def engines(variant: Variant, preset: str) -> list[dict[str, object]]:
@@ -192,7 +248,7 @@ def run(
     variant: Variant, workload: str, preset: str, rate: float, seed: int, traces: str | None
 ) -> dict[str, Any]:
     """One simulation in numbers; times in seconds."""
-    chosen = tasks(workload, COUNTS.get(workload, 400), seed, traces)
+    chosen = tasks(workload, COUNTS.get(workload, 200), seed, traces)
     work = columns(chosen, arrivals_s=poisson(len(chosen), rate_per_s=rate, seed=seed), shared_prefix=True)
     scenario = {
         "engines": engines(variant, preset),
@@ -269,6 +325,10 @@ def key(kind: str, what: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
+def of_saturation(workload: str, preset: str, traces: str | None) -> str:
+    return key("saturation", [workload, preset, COUNTS.get(workload), traces, GATE])
+
+
 class Kept:
     """Finished cells in a file, one a line."""
 
@@ -285,32 +345,39 @@ class Kept:
 
 
 def table(study: Study, cells: dict[Cell, dict[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Every variant against the first one, seed by seed."""
-    first = next(iter(study.variants))
+    """Every variant against the first one, seed by seed; of a run cut short, the seeds that every variant has."""
     rows = []
-    for workload in study.workloads:
-        for preset in study.presets:
-            for load in study.loads:
-                base = [cells[Cell(workload, preset, load, seed, first)] for seed in seeds]
-                for name in study.variants:
-                    own = [cells[Cell(workload, preset, load, seed, name)] for seed in seeds]
-                    pairs = [
-                        (a, b) for a, b in zip(own, base, strict=True) if a["finished"] and b["finished"]
-                    ]
-                    row: dict[str, Any] = {
-                        "workload": workload, "preset": preset, "load": load, "variant": name,
-                        "unstable": sum(not one["stable"] for one in own),
-                    }  # fmt: skip
-                    for metric in own[0]:
-                        if metric in {"stable", "finished"}:
-                            continue
-                        row[metric] = round(mean_interval([one[metric] for one in own]).mean, 5)
-                        change = paired_change([a[metric] for a, _ in pairs], [b[metric] for _, b in pairs])
-                        row[f"{metric}_change"] = [
-                            round(x, 2) for x in (change.mean, change.low, change.high)
-                        ]
-                    rows.append(row)
+    for workload, preset, load in product(study.workloads, study.presets, study.loads):
+        runs = {
+            name: [cells.get(Cell(workload, preset, load, seed, name)) for seed in seeds]
+            for name in study.variants
+        }
+        whole = [all(own[at] for own in runs.values()) for at in range(len(seeds))]
+        done = {name: [one for one, use in zip(own, whole, strict=True) if use] for name, own in runs.items()}
+        base = next(iter(done.values()))
+        for name, own in done.items() if base else ():
+            rows.append(
+                {"workload": workload, "preset": preset, "load": load, "variant": name} | compared(own, base)
+            )
     return rows
+
+
+def compared(own: list[dict[str, Any]], base: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the stable runs and changes over the pairs that are; `None` where that is not most of them."""
+    stable = [one for one in own if one["stable"]]
+    pairs = [(a, b) for a, b in zip(own, base, strict=True) if a["stable"] and b["stable"]]
+    row: dict[str, Any] = {"seeds": len(own), "unstable": len(own) - len(stable), "pairs": len(pairs)}
+    for metric in own[0]:
+        if metric in {"stable", "finished"}:
+            continue
+        mean = mean_interval([one[metric] for one in stable]).mean
+        row[metric] = round(mean, 5) if 2 * len(stable) > len(own) else None
+        change = paired_change([a[metric] for a, _ in pairs], [b[metric] for _, b in pairs])
+        known = 2 * len(pairs) > len(own) and change.count > 1
+        row[f"{metric}_change"] = (
+            [round(x, 2) for x in (change.mean, change.low, change.high)] if known else None
+        )
+    return row
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -319,18 +386,16 @@ def show(rows: list[dict[str, Any]]) -> None:
         head = (row["workload"], row["preset"], row["load"])
         if head != before:
             print(
-                f"\n{head[0]} {head[1]} load {head[2]}    T95 TTFT95 TBT95 gap95 tok/J | recomputed handoffs moved unstable"
+                f"\n{head[0]} {head[1]} load {head[2]}, {row['seeds']} seeds    {' '.join(SHOWN)} | {' '.join(AS_IS)}"
             )
             before = head
-        changes = [
-            row[f"{metric}_change"]
-            for metric in ("ttfet_no_tools_p95", "ttft_p95", "last_tbt_p95", "gap_p95", "tokens_per_j")
+        changes = [row[f"{metric}_change"] for metric in SHOWN.values()]
+        marked = [
+            "      - " if c is None else f"{c[0]:+7.1f}{'*' if c[1] > 0 or c[2] < 0 else ' '}"
+            for c in changes
         ]
-        shown = " ".join(f"{c[0]:+7.1f}{'*' if c[1] > 0 or c[2] < 0 else ' '}" for c in changes)
-        print(
-            f"  {row['variant']:30s} {shown} | {row['recomputed']:.3f} {row['handoffs']:.2f} {row['moved']:.2f} {row['unstable']}"
-            f" | {row['ttfet_no_tools_p95']:.1f} s {row['ttft_p95']:.2f} s"
-        )
+        plain = ["-" if row[name] is None else f"{row[name]:.4g}" for name in AS_IS.values()]
+        print(f"  {row['variant']:30s} {' '.join(marked)} | {' '.join(plain)} | {row['unstable']} unstable")
 
 
 def main() -> None:
@@ -341,6 +406,9 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--kept", action="store_true", help="run nothing: a table of what a run cut short has"
+    )
     chosen = parser.parse_args()
     study, seeds = SETS[chosen.set], range(1, chosen.seeds + 1)
     traces = chosen.traces if Path(chosen.traces).is_dir() else None
@@ -350,35 +418,31 @@ def main() -> None:
         asked: dict[Future[float], str] = {}
         for workload in study.workloads:
             for preset in study.presets:
-                name = key("saturation", [workload, preset, traces, GATE])
+                name = of_saturation(workload, preset, traces)
                 if name not in kept.rows:
                     asked[pool.submit(saturation, workload, preset, traces)] = name
         for found in as_completed(asked):
             kept.add(asked[found], found.result())
         for workload in study.workloads:
             for preset in study.presets:
-                rates[workload, preset] = kept.rows[key("saturation", [workload, preset, traces, GATE])]
+                rates[workload, preset] = kept.rows[of_saturation(workload, preset, traces)]
                 print(f"{workload} on 4 x {preset}: {rates[workload, preset]:.5g} conversations/s")
         names: dict[Cell, str] = {}
         waiting: dict[Future[dict[str, Any]], str] = {}
-        for workload in study.workloads:
-            for preset in study.presets:
-                for load in study.loads:
-                    for seed in seeds:
-                        for variant_name, variant in study.variants.items():
-                            cell = Cell(workload, preset, load, seed, variant_name)
-                            rate = load * rates[workload, preset]
-                            name = names[cell] = key(
-                                "cell", [asdict(cell), asdict(variant), rate, traces, GATE]
-                            )
-                            if name not in kept.rows:
-                                call = (variant, workload, preset, rate, seed, traces)
-                                waiting[pool.submit(run, *call)] = name
+        # Seeds outermost: a run cut short has fewer of them, and every cell.
+        for seed, workload, preset, load in product(seeds, study.workloads, study.presets, study.loads):
+            for variant_name, variant in study.variants.items():
+                cell = Cell(workload, preset, load, seed, variant_name)
+                rate = load * rates[workload, preset]
+                what = [asdict(cell), asdict(variant), rate, COUNTS.get(workload), traces, GATE]
+                name = names[cell] = key("cell", what)
+                if name not in kept.rows and not chosen.kept:
+                    waiting[pool.submit(run, variant, workload, preset, rate, seed, traces)] = name
         for count, done in enumerate(as_completed(waiting), start=1):
             kept.add(waiting[done], done.result())
             if count % 50 == 0:
                 print(f"{count} of {len(waiting)}", file=sys.stderr, flush=True)
-    rows = table(study, {cell: kept.rows[name] for cell, name in names.items()}, seeds)
+    rows = table(study, {cell: kept.rows[name] for cell, name in names.items() if name in kept.rows}, seeds)
     show(rows)
     result = {
         "command": f"bench/python/policies.py {chosen.set} --seeds {chosen.seeds}",
