@@ -18,7 +18,7 @@ import math
 import os
 import sys
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -34,6 +34,7 @@ from conserve.sim.workload import conversations, poisson
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from conserve._core import SimWorkload
     from conserve.sim.workload import Conversation
 
 CHOSEN_ON: Final = ("swebench", "claude-code-fresh")
@@ -41,9 +42,13 @@ OTHERS: Final = (
     "tau-bench", "mini-swe", "swe-agent", "claude-code-subagents", "claude-code-resumed", "mooncake-chat",
 )  # fmt: skip
 COUNTS: Final = {
-    "claude-code-fresh": 60, "claude-code-resumed": 64, "claude-code-subagents": 100, "mooncake-chat": 800,
+    "claude-code-fresh": 80, "claude-code-resumed": 64, "claude-code-subagents": 150, "mooncake-chat": 1200,
 }  # fmt: skip
-"""Conversations of a run; 200 elsewhere."""
+"""Conversations of a run; 300 elsewhere. The search for the highest stable rate takes twice as many."""
+LOWEST: Final = {"claude-code-fresh": 1e-4, "claude-code-resumed": 1e-4, "claude-code-subagents": 5e-3}
+"""A rate that is stable for certain; 0.2/s elsewhere."""
+RATES: Final = {("claude-code-fresh", "a40"): 0.00091}
+"""Highest stable rates known from longer runs (policies-gate.json): in a short one the start and the end hide the middle."""
 GATE: Final[dict[str, object]] = {
     "tail_waits": False,
     "evict_idle": True,
@@ -83,9 +88,9 @@ class Cell:
 
 SHORTEST: Final[dict[str, object]] = {"order": {"kind": "shortest"}}
 BASELINES: Final = {
+    "follow-kv": Variant("follow-kv"),
     "collocated": Variant("collocated"),
     "strict 1P3D": Variant("strict", prefillers=1),
-    "follow-kv": Variant("follow-kv"),
 }
 ABLATION: Final = BASELINES | {
     "with moves": Variant("follow-kv(move_share=0.5)"),
@@ -129,18 +134,20 @@ AGAINST: Final = {
     # Everything is compared with the first.
     "follow-kv": Variant("follow-kv"),
     "collocated": Variant("collocated"),
-    "collocated-spread": Variant("collocated-spread"),
-    "strict, all both": Variant("strict"),
     **{
         f"{policy} 1P3D": Variant(policy, prefillers=1)
-        for policy in (
-            "strict",
-            # What the paper calls AMPD, carried out: a tenth of later turns goes to the prefiller by mistake.
-            "strict(toremote=0.1)",
-            "disaggregated", "ppd", "ampd(slo)", "ampd(remote_first)", "ampd(min)", "deflect", "oracle", "follow-kv",
-        )
+        for policy in ("strict", "follow-kv", "ampd(min)", "deflect", "ppd")
     },
-}  # fmt: skip
+    "follow-kv, no handoff": Variant("follow-kv(handoff=never)"),
+    "follow-kv, no stall": Variant("follow-kv(stall=0)"),
+    "strict, all both": Variant("strict"),
+    "collocated-spread": Variant("collocated-spread"),
+    **{
+        f"{policy} 1P3D": Variant(policy, prefillers=1)
+        # The last is what the paper calls AMPD, carried out: a tenth of later turns goes to the prefiller by mistake.
+        for policy in ("disaggregated", "oracle", "ampd(slo)", "ampd(remote_first)", "strict(toremote=0.1)")
+    },
+}
 TAILS: Final = {
     "collocated": Variant("collocated"),
     "follow-kv": Variant("follow-kv"),
@@ -168,6 +175,11 @@ WATTS: Final = {
     "follow-kv, 3 GPUs, 1 idle": Variant("follow-kv", scenario={"off": 1}),
     "follow-kv, 3 GPUs, 1 parked": Variant("follow-kv", scenario={"off": 1, "parked": True}),
 }
+HOT: Final = {
+    name: replace(one, engine=one.engine | {"power": {"memory_w": 225} | one.engine.get("power", {})})  # type: ignore[operator]
+    for name, one in WATTS.items()
+}
+"""Decodes that draw as much as prompts, 300 W; with the constants of the preset they draw 205 W."""
 
 
 @dataclass(frozen=True)
@@ -178,13 +190,15 @@ class Study:
     workloads: tuple[str, ...]
     presets: tuple[str, ...] = ("a40",)
     loads: tuple[float, ...] = LOADS
+    also: tuple[str, ...] = ()
+    """All variants are compared with the first, and with these; with one that has prefillers, those that have some."""
 
 
 SETS: Final = {
     "gate": Study(GATES, CHOSEN_ON, loads=(0.7, 1.0, 1.3)),
     "tuning": Study(TUNING, CHOSEN_ON, loads=(0.7, 1.1)),
     "ablation": Study(ABLATION, CHOSEN_ON, loads=(0.7, 1.0)),
-    "others": Study(AGAINST, OTHERS, loads=(0.7, 1.0)),
+    "others": Study(AGAINST, OTHERS, loads=(0.7, 0.5, 1.0), also=("follow-kv, no handoff", "follow-kv 1P3D")),
     "h200": Study(
         SPLITS,
         ("swebench", "swe-agent", "tau-bench", "mini-swe"),
@@ -192,6 +206,7 @@ SETS: Final = {
         loads=(0.5, 0.7, 0.9),
     ),
     "tails": Study(TAILS, ("swebench", "mini-swe"), loads=(0.5, 0.7)),
+    "energy-hot": Study(HOT, ("swebench", "tau-bench", "mini-swe"), loads=(0.3, 0.7)),
     "energy": Study(WATTS, ("swebench", "tau-bench", "mini-swe"), loads=(0.3, 0.7)),
 }
 
@@ -232,6 +247,12 @@ def tasks(workload: str, count: int, seed: int, traces: str | None) -> tuple[Con
     return tuple(known[at].renamed(f"{known[at].id}.{lap}") for lap, at in drawn[:count])
 
 
+@lru_cache(maxsize=512)
+def arrivals(workload: str, rate: float, seed: int, traces: str | None, *, longer: int) -> SimWorkload:
+    chosen = tasks(workload, longer * COUNTS.get(workload, 300), seed, traces)
+    return columns(chosen, arrivals_s=poisson(len(chosen), rate_per_s=rate, seed=seed), shared_prefix=True)
+
+
 def engines(variant: Variant, preset: str) -> list[dict[str, object]]:
     split = variant.prefillers > 0
     made: list[dict[str, object]] = []
@@ -239,29 +260,37 @@ def engines(variant: Variant, preset: str) -> list[dict[str, object]]:
         role = ("prefiller" if at < variant.prefillers else "decoder") if split else "both"
         engine = {"role": role, "preset": preset} | variant.engine
         if role == "decoder" and "decoder_cap_w" in variant.scenario:
-            engine["power"] = {"cap_w": variant.scenario["decoder_cap_w"]}
+            power = variant.engine.get("power", {})
+            engine["power"] = power | {"cap_w": variant.scenario["decoder_cap_w"]}  # type: ignore[operator]
         made.append(engine)
     return made
 
 
 def run(
-    variant: Variant, workload: str, preset: str, rate: float, seed: int, traces: str | None
+    variant: Variant,
+    workload: str,
+    preset: str,
+    rate: float,
+    seed: int,
+    traces: str | None,
+    *,
+    longer: int = 1,
 ) -> dict[str, Any]:
     """One simulation in numbers; times in seconds."""
-    chosen = tasks(workload, COUNTS.get(workload, 200), seed, traces)
-    work = columns(chosen, arrivals_s=poisson(len(chosen), rate_per_s=rate, seed=seed), shared_prefix=True)
+    work = arrivals(workload, rate, seed, traces, longer=longer)
     scenario = {
         "engines": engines(variant, preset),
         "policy": {"name": variant.policy},
         "router": GATE | variant.router,
     }
     result = simulate(scenario, work, seed=seed)
-    return read(result, variant, len(chosen))
+    return read(result, variant)
 
 
-def read(result: _core.SimResult, variant: Variant, count: int) -> dict[str, Any]:
+def read(result: _core.SimResult, variant: Variant) -> dict[str, Any]:
     turns, told, used = result.turns(), result.conversations(), result.engines()
     diagnosis, counters = result.diagnosis(), result.counters()
+    count = len(told["arrival_s"])
     low, high = (int(share * count) for share in MEASURED)
     arrived = np.argsort(np.asarray(told["arrival_s"]))
     measured = np.zeros(count, dtype=bool)
@@ -301,12 +330,12 @@ def saturation(workload: str, preset: str, traces: str | None) -> float:
     base = Variant("collocated")
 
     def holds(rate: float) -> bool:
-        runs = [run(base, workload, preset, rate, 100 + seed, traces) for seed in range(2)]
+        runs = [run(base, workload, preset, rate, 100 + seed, traces, longer=2) for seed in range(2)]
         # Past the knee the wait of a turn explodes before the backlog of a short run tells.
         calm = [one["stable"] and one["recomputed"] < 0.2 and one["ttft_p95"] < 20 for one in runs]
         return calm.count(True) >= 2
 
-    low = high = 1e-4 if workload.startswith("claude") else 2e-2
+    low = high = LOWEST.get(workload, 0.2)
     while holds(high) and high < 1e3:
         low, high = high, high * 2
     while high / low > 1.15:
@@ -345,48 +374,73 @@ class Kept:
 
 
 def table(study: Study, cells: dict[Cell, dict[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Every variant against the first one, seed by seed; of a run cut short, the seeds that every variant has."""
+    """What every variant changes, over the seeds that both have."""
     rows = []
     for workload, preset, load in product(study.workloads, study.presets, study.loads):
         runs = {
-            name: [cells.get(Cell(workload, preset, load, seed, name)) for seed in seeds]
+            name: {seed: cells.get(Cell(workload, preset, load, seed, name)) for seed in seeds}
             for name in study.variants
         }
-        whole = [all(own[at] for own in runs.values()) for at in range(len(seeds))]
-        done = {name: [one for one, use in zip(own, whole, strict=True) if use] for name, own in runs.items()}
-        base = next(iter(done.values()))
-        for name, own in done.items() if base else ():
-            rows.append(
-                {"workload": workload, "preset": preset, "load": load, "variant": name} | compared(own, base)
-            )
-    return rows
+        for name, own in runs.items():
+            for other in against(study, name):
+                both = [(one, runs[other][seed]) for seed, one in own.items() if one and runs[other][seed]]
+                if both:
+                    named = {
+                        "workload": workload,
+                        "preset": preset,
+                        "load": load,
+                        "variant": name,
+                        "against": other,
+                    }
+                    row = compared(*zip(*both, strict=True))
+                    if other != next(iter(runs)):
+                        row = {key: value for key, value in row.items() if key not in both[0][0]}
+                    rows.append(named | row)
+    return sorted(
+        rows,
+        key=lambda row: (
+            study.workloads.index(row["workload"]),
+            study.presets.index(row["preset"]),
+            study.loads.index(row["load"]),
+            list(study.variants).index(row["against"]),
+        ),
+    )
 
 
-def compared(own: list[dict[str, Any]], base: list[dict[str, Any]]) -> dict[str, Any]:
+def against(study: Study, name: str) -> list[str]:
+    """The variants that one is compared with."""
+    split = study.variants[name].prefillers > 0
+    return [
+        other
+        for other in (next(iter(study.variants)), *study.also)
+        if split or study.variants[other].prefillers == 0
+    ]
+
+
+def compared(own: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over the stable runs and changes over the pairs that are; `None` where that is not most of them."""
     stable = [one for one in own if one["stable"]]
     pairs = [(a, b) for a, b in zip(own, base, strict=True) if a["stable"] and b["stable"]]
     row: dict[str, Any] = {"seeds": len(own), "unstable": len(own) - len(stable), "pairs": len(pairs)}
-    for metric in own[0]:
-        if metric in {"stable", "finished"}:
-            continue
+    for metric in own[0].keys() - {"stable", "finished"}:
         mean = mean_interval([one[metric] for one in stable]).mean
         row[metric] = round(mean, 5) if 2 * len(stable) > len(own) else None
+    for metric in SHOWN.values():
         change = paired_change([a[metric] for a, _ in pairs], [b[metric] for _, b in pairs])
         known = 2 * len(pairs) > len(own) and change.count > 1
         row[f"{metric}_change"] = (
             [round(x, 2) for x in (change.mean, change.low, change.high)] if known else None
         )
-    return row
+    return dict(sorted(row.items()))
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     before = None
     for row in rows:
-        head = (row["workload"], row["preset"], row["load"])
+        head = (row["workload"], row["preset"], row["load"], row["against"])
         if head != before:
             print(
-                f"\n{head[0]} {head[1]} load {head[2]}, {row['seeds']} seeds    {' '.join(SHOWN)} | {' '.join(AS_IS)}"
+                f"\n{head[0]} {head[1]} load {head[2]} against {head[3]}, {row['seeds']} seeds    {' '.join(SHOWN)} | {' '.join(AS_IS)}"
             )
             before = head
         changes = [row[f"{metric}_change"] for metric in SHOWN.values()]
@@ -394,7 +448,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             "      - " if c is None else f"{c[0]:+7.1f}{'*' if c[1] > 0 or c[2] < 0 else ' '}"
             for c in changes
         ]
-        plain = ["-" if row[name] is None else f"{row[name]:.4g}" for name in AS_IS.values()]
+        plain = ["-" if row.get(name) is None else f"{row[name]:.4g}" for name in AS_IS.values()]
         print(f"  {row['variant']:30s} {' '.join(marked)} | {' '.join(plain)} | {row['unstable']} unstable")
 
 
@@ -414,30 +468,33 @@ def main() -> None:
     traces = chosen.traces if Path(chosen.traces).is_dir() else None
     kept = Kept(ROOT / "out" / "policies" / "cells.jsonl")
     with ProcessPoolExecutor(chosen.processes) as pool:
-        rates: dict[tuple[str, str], float] = {}
         asked: dict[Future[float], str] = {}
-        for workload in study.workloads:
-            for preset in study.presets:
-                name = of_saturation(workload, preset, traces)
-                if name not in kept.rows:
-                    asked[pool.submit(saturation, workload, preset, traces)] = name
+        fleets = tuple(product(study.workloads, study.presets))
+        for fleet in fleets:
+            name = of_saturation(*fleet, traces)
+            if fleet not in RATES and name not in kept.rows:
+                asked[pool.submit(saturation, *fleet, traces)] = name
         for found in as_completed(asked):
             kept.add(asked[found], found.result())
-        for workload in study.workloads:
-            for preset in study.presets:
-                rates[workload, preset] = kept.rows[of_saturation(workload, preset, traces)]
-                print(f"{workload} on 4 x {preset}: {rates[workload, preset]:.5g} conversations/s")
+        rates = {
+            fleet: RATES[fleet] if fleet in RATES else kept.rows[of_saturation(*fleet, traces)]
+            for fleet in fleets
+        }
+        for (workload, preset), rate in rates.items():
+            print(f"{workload} on 4 x {preset}: {rate:.5g} conversations/s", flush=True)
         names: dict[Cell, str] = {}
         waiting: dict[Future[dict[str, Any]], str] = {}
-        # Seeds outermost: a run cut short has fewer of them, and every cell.
-        for seed, workload, preset, load in product(seeds, study.workloads, study.presets, study.loads):
-            for variant_name, variant in study.variants.items():
-                cell = Cell(workload, preset, load, seed, variant_name)
-                rate = load * rates[workload, preset]
-                what = [asdict(cell), asdict(variant), rate, COUNTS.get(workload), traces, GATE]
-                name = names[cell] = key("cell", what)
-                if name not in kept.rows and not chosen.kept:
-                    waiting[pool.submit(run, variant, workload, preset, rate, seed, traces)] = name
+        # Variants outermost: a run cut short has the first ones whole.
+        for (label, variant), load, seed, fleet in product(
+            study.variants.items(), study.loads, seeds, fleets
+        ):
+            workload, preset = fleet
+            rate = load * rates[fleet]
+            cell = Cell(workload, preset, load, seed, label)
+            what = [asdict(cell), asdict(variant), rate, COUNTS.get(workload), traces, GATE]
+            name = names[cell] = key("cell", what)
+            if name not in kept.rows and not chosen.kept:
+                waiting[pool.submit(run, variant, workload, preset, rate, seed, traces)] = name
         for count, done in enumerate(as_completed(waiting), start=1):
             kept.add(waiting[done], done.result())
             if count % 50 == 0:
@@ -447,6 +504,7 @@ def main() -> None:
     result = {
         "command": f"bench/python/policies.py {chosen.set} --seeds {chosen.seeds}",
         "recorded": traces is not None,
+        "conversations": {workload: COUNTS.get(workload, 300) for workload in study.workloads},
         "gate": GATE,
         "first_is_base": next(iter(study.variants)),
         "rates_per_s": {f"{workload}, {preset}": rate for (workload, preset), rate in rates.items()},

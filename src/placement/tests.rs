@@ -435,4 +435,26 @@ proptest! {
             Decision::Wait(_) | Decision::TooLong { .. } => {}
         }
     }
+
+    /// Nobody has to make room for a conversation that has a home.
+    #[test]
+    fn follow_kv_never_leaves_a_home_for_a_place_without_room(
+        workers in (2..6_u16).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
+        prompt in 1..30_000_u32,
+        resident in 0..30_000_u32,
+        home in 0..6_u16,
+        returns in any::<bool>(),
+    ) {
+        let fleet = fleet(&workers);
+        prop_assume!(workers.iter().any(|worker| worker.id.get() == home && worker.role.decodes()));
+        let turn = TurnView { returns, ..turn(prompt, Some(home), resident.min(prompt)) };
+        let moves = variant("follow-kv(move_share=0.9, move_saves_ms=0, thrash_fill=0.9)");
+        if let Decision::Place { decoder, .. } = policy(moves).place(&turn, &fleet) {
+            let there = workers.iter().find(|worker| worker.id == decoder).expect("one of the fleet");
+            let after = there.booked.plus(there.block_size.blocks(turn.prompt));
+            let most = if returns { 0.9 } else { fleet.low_watermark };
+            let room = there.capacity.expect("known, else nothing is placed").share(most);
+            prop_assert!(after <= room || there.booked == Blocks::ZERO, "{after:?} of {room:?}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! `follow-kv` with its parts switched off is a policy that is known; with one on, it does what that part is for.
 
-use super::super::{SimResult, WorkloadColumns};
+use super::super::{Outcome, SimResult, WorkloadColumns};
 use super::support::{agents, run};
 
 const BOTH: &str = r#"{"role": "both", "kv_tokens": 60000}"#;
@@ -54,6 +54,23 @@ fn with_the_prefiller_forced_and_moves_off_it_is_strict_exactly() {
     }
 }
 
+/// Nobody ever computes for another, so nobody is known to be faster than home.
+#[test]
+fn where_every_worker_does_both_strict_is_collocated_exactly() {
+    for seed in 1..4 {
+        for router in ["", RUN] {
+            let columns = crowd(seed);
+            let strict = run(&fleet(&[BOTH; 3], "strict", router), &columns);
+            let collocated = run(&fleet(&[BOTH; 3], "collocated", router), &columns);
+            assert_eq!(
+                rows(&strict),
+                rows(&collocated),
+                "seed {seed}, router {router:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn over_an_infinitely_slow_link_nothing_is_handed_over() {
     let columns = crowd(5);
@@ -86,6 +103,27 @@ fn nobody_waits_for_thrash_that_no_share_can_pass() {
         waits("follow-kv(thrash=0.05, thrash_fill=0.5)") > 0,
         "else the relation says nothing"
     );
+}
+
+#[test]
+fn who_waits_for_thrash_to_end_is_admitted() {
+    let small = r#"{"role": "both", "kv_tokens": 16000}"#;
+    let router = r#", "router": {"tail_waits": false, "kv_events": true, "evict_idle": true}"#;
+    let eager = "follow-kv(thrash=0.05, thrash_fill=0.5)";
+    for seed in 6..9 {
+        let columns = crowd(seed);
+        let result = run(&fleet(&[small; 2], eager, router), &columns);
+        assert!(
+            result.counters.waits_thrash > 0,
+            "else nobody waits, seed {seed}"
+        );
+        assert_eq!(result.diagnosis.outcome, Outcome::Finished, "seed {seed}");
+        assert_eq!(
+            result.diagnosis.finished,
+            columns.turns.len(),
+            "seed {seed}"
+        );
+    }
 }
 
 #[test]
