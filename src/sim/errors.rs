@@ -5,6 +5,7 @@
 //! Leaves to others: what the policy does with it (`misled`).
 
 use super::scenario::ScenarioError;
+use super::splitmix;
 use crate::placement::TurnView;
 use crate::placement::weigh::Weights;
 use crate::units::Tokens;
@@ -144,16 +145,13 @@ impl Errors {
         }
     }
 
-    /// From 0 to 1 (splitmix64 over what it depends on).
+    /// From 0 to 1, of what it depends on.
     fn unit(&self, turn: &TurnView, what: For) -> f64 {
         let mut mixed = self.seed;
         for word in [turn.tie, u64::from(turn.prompt.0), what as u64] {
-            mixed = (mixed ^ word).wrapping_add(0x9E37_79B9_7F4A_7C15);
-            mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-            mixed ^= mixed >> 31;
+            mixed = splitmix::mixed(mixed ^ word);
         }
-        (mixed >> 11) as f64 / (1_u64 << 53) as f64
+        splitmix::unit(mixed)
     }
 
     fn normal(&self, turn: &TurnView, what: For) -> f64 {

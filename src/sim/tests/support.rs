@@ -1,18 +1,15 @@
 //! Workloads and runs for the tests.
 
-use super::super::{Scenario, SimResult, Workload, WorkloadColumns, simulate};
+use super::super::{Scenario, SimResult, Workload, WorkloadColumns, simulate, splitmix};
 
-/// splitmix64: numbers for workloads.
+/// Numbers for workloads.
 pub(super) struct Draw(pub(super) u64);
 
 impl Draw {
     pub(super) fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^= mixed >> 31;
-        (mixed >> 11) as f64 / (1_u64 << 53) as f64
+        let drawn = splitmix::unit(splitmix::mixed(self.0));
+        self.0 = self.0.wrapping_add(splitmix::STEP);
+        drawn
     }
 
     pub(super) fn within(&mut self, low: u32, high: u32) -> u32 {
