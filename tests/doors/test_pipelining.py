@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from conserve_workers.mock import Fault, MockWorker
-from tests.support.cluster import CHAT, WAIT_S, chat_body
+from tests.support.certificates import make_certificate
+from tests.support.cluster import CHAT, WAIT_S, OpenDoor, chat_body, run_cluster
 from tests.support.raw import RawClient, connect, request
 
-from .conftest import StartCluster
-from .test_process import DOORS, MIB, forget_peak, memory_bytes, serving
+from .conftest import DOORS, StartCluster
+from .test_process import MIB, forget_peak, memory_bytes, serving
 
 ABORT_S = 0.2
 LARGE = 300_000
@@ -55,6 +58,21 @@ async def test_who_leaves_is_noticed_whatever_was_sent_behind(
         assert await c.metric("conserve_door_client_gone_total") == 1
 
 
+@pytest.mark.parametrize("opened", [pytest.param(DOORS[name], id=name) for name in sorted(DOORS)])
+async def test_who_leaves_is_noticed_behind_tls_too(opened: OpenDoor, tmp_path: Path) -> None:
+    own = make_certificate(tmp_path)
+    async with run_cluster(opened, prefillers=0, decoders=1, tls_cert=own.chain, tls_key=own.key) as c:
+        c.decoders[0].arm(Fault(stall_head=True))
+        parts = urlsplit(c.url)
+        trust = ssl.create_default_context(cafile=str(own.chain))
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=trust)
+        writer.write(turn("a") + turn("b"))
+        stalled = await c.decoders[0].arrived(1)
+        writer.close()
+        async with asyncio.timeout(ABORT_S):
+            await stalled.done.wait()
+
+
 @pytest.mark.parametrize("cut", [None, 1, 50_000], ids=["at once", "byte by byte", "in pieces"])
 async def test_answers_come_in_the_order_of_their_requests(cluster: StartCluster, cut: int | None) -> None:
     texts = ["one", "x" * (LARGE if cut != 1 else 300), "three", "four"]
@@ -85,7 +103,7 @@ async def test_answers_come_in_the_order_of_their_requests(cluster: StartCluster
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
 @pytest.mark.parametrize("answered", [False, True], ids=["stalled", "unread"])
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", sorted(DOORS))
 async def test_what_is_sent_without_end_stays_with_its_client(
     tmp_path: Path, door: str, answered: bool
 ) -> None:

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.vllm.servers import BLOCK_SIZE, NAME, Forge
 from tests.workers.harness import Worker
@@ -22,6 +22,7 @@ from tests.workers.harness import Worker
 START_S = 60.0
 WAIT_S = 30.0
 PATH = "/v1/completions"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +122,18 @@ class Door:
         return total
 
     def await_counter(self, name: str, least: float) -> None:
-        """Wait until a count is there. The router's page is all that tells; so we ask."""
-        deadline_s = time.monotonic() + WAIT_S
-        while (got := self.counter(name)) < least:
-            assert time.monotonic() < deadline_s, f"{name} is {got}, not {least}"
-            time.sleep(0.02)
+        """Wait until a count is there."""
+        _await_until(lambda: self.counter(name), lambda got: got >= least, f"{name} of at least {least}")
 
     def await_equal(self, name: str, wanted: float) -> None:
         """Wait until a sample has a value. Batches of KV events are under way for as long as they are."""
-        deadline_s = time.monotonic() + WAIT_S
-        while (got := self.counter(name)) != wanted:
-            assert time.monotonic() < deadline_s, f"{name} is {got}, not {wanted}"
-            time.sleep(0.02)
+        _await_until(lambda: self.counter(name), lambda got: got == wanted, f"{name} of {wanted}")
 
     def await_in_flight(self, number: int) -> None:
         """Wait until so many turns are under way."""
-        deadline_s = time.monotonic() + WAIT_S
-        while (got := self.fleet()["in_flight"]) != number:
-            assert time.monotonic() < deadline_s, f"{got} turns in flight, not {number}"
-            time.sleep(0.02)
+        _await_until(
+            lambda: self.fleet()["in_flight"], lambda got: got == number, f"{number} turns in flight"
+        )
 
     def health(self) -> dict[str, str]:
         """The health of each worker that is there, by name."""
@@ -151,13 +145,12 @@ class Door:
         return rows[-1]
 
     def until(self, names: set[str]) -> None:
-        """Wait until exactly these workers are ready. The router finds out by asking; so do we."""
-        deadline_s = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline_s:
-            if {name for name, health in self.health().items() if health == "ready"} == names:
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"{self.health()} instead of {sorted(names)}")
+        """Wait until exactly these workers are ready."""
+        _await_until(
+            self.health,
+            lambda found: {name for name, health in found.items() if health == "ready"} == names,
+            f"workers ready: {sorted(names)}",
+        )
 
     def assert_balanced(self) -> None:
         """Nothing is under way, and the books agree with the conversations."""
@@ -165,6 +158,14 @@ class Door:
         assert fleet["check"] == "ok", fleet
         assert fleet["in_flight"] == 0
         assert [row["reserved_blocks"] for row in fleet["workers"]] == [0] * len(fleet["workers"])
+
+
+def _await_until(ask: Callable[[], T], holds: Callable[[T], bool], what: str) -> None:
+    """Wait until what is asked for holds. A router's pages are all that tells, and nothing says when they change; so we ask."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds(got := ask()):
+        assert time.monotonic() < deadline_s, f"{got!r} instead of {what}"
+        time.sleep(0.02)
 
 
 @contextmanager
