@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conserve.cli import main
@@ -16,7 +18,7 @@ from conserve.sim.paper import mode
 from conserve.sim.paper import run as run_module
 from conserve.sim.paper.blocks import Block, Heading, Paragraph, Table, as_html, as_markdown
 from conserve.sim.paper.cells import Cell, Store, Values, key_of, run_all
-from conserve.sim.paper.claims import CLAIMS, Verdict
+from conserve.sim.paper.claims import CLAIMS, Verdict, judge_line
 from conserve.sim.paper.folder import holding
 from conserve.sim.paper.full import Trial, as_cell, capacity_per_s, measure
 from conserve.sim.paper.misled import KNOBS, MEASURES, Misled
@@ -28,8 +30,11 @@ from conserve.sim.paper.run import run_cell
 from conserve.sim.paper.trials import Trials
 from conserve.sim.paper.waterfall import ORDERS
 from conserve.sim.run import columns, simulate
+from conserve.sim.stats import Interval
 
 ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "scripts"))
+from publish_paper import merged, ran  # noqa: E402
 
 
 def setting(system: str = "strict", **other: object) -> Setting:
@@ -315,3 +320,50 @@ def test_a_folder_that_cannot_be_held_is_named(tmp_path: Path) -> None:
 def test_minus_nought_is_nought() -> None:
     told = run_module._round({"values": [-0.0, -1e-12, 0.5, math.nan]})
     assert str(told) == "{'values': [0.0, 0.0, 0.5, None]}"
+
+
+def test_overlapping_spans_are_counted_at_their_most() -> None:
+    began, ended = np.array([0.0, 1.0, 2.0]), np.array([2.0, 3.0, 4.0])
+    assert mode._most_at_once(began, ended) == 2, "one ends where another begins"
+
+
+def test_a_line_is_judged_by_its_spread_and_its_bend() -> None:
+    straight, bent = Interval(0.1, -1, 1, 11), Interval(5, 4, 6, 11)
+    judged = [judge_line(r2, bend) for r2, bend in product((0.95, 0.5), (straight, bent))]
+    assert judged == [Verdict.REPRODUCED, Verdict.PARTLY, Verdict.PARTLY, Verdict.NOT]
+
+
+def test_a_part_that_ran_later_takes_the_place_of_the_published_one() -> None:
+    alike = {"seeds": 10, "small": False, "recorded": True, "baseline": "ampd"}
+
+    def full(*workloads: str, ttft: float) -> dict[str, object]:
+        by_name = dict.fromkeys(workloads, 1)
+        return {
+            "policies": ["strict"],
+            "rows": [{"workload": name, "ttft": ttft} for name in workloads],
+            **dict.fromkeys(("conversations", "capacity_per_s", "first_share"), by_name),
+        }
+
+    old = {
+        **alike,
+        "claims": ["old"],
+        "waterfall": ["old"],
+        "full": full("swebench", "mooncake-chat", ttft=1.0),
+    }
+    new = {**alike, "claims": ["new"], "full": full("claude-code-fresh", "mooncake-chat", ttft=2.0)}
+    told = merged({**old, "ran": ran(old, "aaa")}, {**new, "ran": ran(new, "bbb")})
+    assert (told["claims"], told["waterfall"]) == (["new"], ["old"])
+    assert [(row["workload"], row["ttft"]) for row in told["full"]["rows"]] == [
+        ("swebench", 1.0),
+        ("claude-code-fresh", 2.0),
+        ("mooncake-chat", 2.0),
+    ]
+    assert told["ran"] == {
+        "claims": "bbb",
+        "waterfall": "aaa",
+        "swebench": "aaa",
+        "mooncake-chat": "bbb",
+        "claude-code-fresh": "bbb",
+    }
+    fewer = {**new, "seeds": 3, "ran": ran(new, "bbb")}
+    assert merged({**old, "ran": ran(old, "aaa")}, fewer) == fewer, "seeds are not mixed"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from conserve.sim.stats import Interval
 
-__all__ = ["CLAIMS", "ERROR_RATES", "RATES", "Claim", "Scale", "Verdict", "judge"]
+__all__ = ["CLAIMS", "ERROR_RATES", "RATES", "Claim", "Scale", "Verdict", "judge", "judge_line"]
 
 RATES: Final = (0.5, 0.75, 1.0, 1.25, 1.5, 1.634)
 """Conversations per second that the paper's prefiller served; 1.634 is saturation."""
@@ -25,11 +25,13 @@ ERROR_RATES: Final = (0.0, 0.05, 0.10, 0.15, 0.20, 0.25, 0.30, 0.35, 0.40, 0.45,
 
 SYSTEMS: Final = ("strict", "ampd-paper", "collocated", "disaggregated")
 READ_OFF: Final = "figure, read by eye"
+SETUP: Final = "setup and logs"
 
 _NEAR: Final = 0.10
 _SAME_SHAPE: Final = 0.30
 _NEAR_POINTS: Final = 3.0
 _SAME_SHAPE_POINTS: Final = 10.0
+_STRAIGHT_R2: Final = 0.9
 
 
 class Scale(StrEnum):
@@ -87,6 +89,14 @@ def judge(claim: Claim, ours: Interval) -> Verdict:
     return Verdict.PARTLY if off <= shape else Verdict.NOT
 
 
+def judge_line(r2: float, bend: Interval) -> Verdict:
+    """Whether points lie on a line: nearly all of their spread does, and their bend is not beyond doubt. One of both is partly."""
+    near, straight = r2 >= _STRAIGHT_R2, not bend.excludes_zero
+    if near and straight:
+        return Verdict.REPRODUCED
+    return Verdict.PARTLY if near or straight else Verdict.NOT
+
+
 def _by_rate() -> list[Claim]:
     ttfet_p95_x = {
         "strict": (1.2, 1.5, 2.2, 3.1, 3.5, 4.1),
@@ -97,6 +107,89 @@ def _by_rate() -> list[Claim]:
         Claim(f"ttfet-p95/{system}/{rate}", f"p95 TTFET of {system} at {rate}/s", Scale.VALUE, value, "x")
         for system, values in ttfet_p95_x.items()
         for rate, value in zip(RATES, values, strict=True)
+    ] + [
+        # The ends of a curve whose other points are not legible.
+        Claim(
+            f"ttfet-p95/disaggregated/{rate}",
+            f"p95 TTFET of disaggregated at {rate}/s",
+            Scale.VALUE,
+            value,
+            "x",
+        )
+        for rate, value in ((RATES[0], 55.0), (RATES[-1], 105.0))
+    ]
+
+
+def _below_saturation() -> list[Claim]:
+    return [
+        *(
+            Claim(
+                f"missed-below/{system}",
+                f"conversations above 5x their TTFET, last-turn TBT or time alone, worst rate below 1.5/s, {system}",
+                Scale.SHARE,
+                0.0,
+                "%",
+            )
+            for system in SYSTEMS
+            if system != "disaggregated"
+        ),
+        Claim(
+            "tbt-p95/collocated/1.5",
+            "p95 last-turn TBT against one conversation alone, collocated at 1.5/s",
+            Scale.VALUE,
+            5.4,
+            "x",
+        ),
+        Claim(
+            "tbt-missed/collocated/1.5",
+            "conversations above 5x their last-turn TBT alone, collocated at 1.5/s",
+            Scale.SHARE,
+            10.0,
+            "%",
+        ),
+    ]
+
+
+def _of_the_run() -> list[Claim]:
+    """The run at saturation itself, apart from what any policy makes of it."""
+    return [
+        Claim(
+            "run/first-share",
+            "prompt tokens that first turns bring, of all",
+            Scale.SHARE,
+            98.0,
+            "%",
+            SETUP,
+        ),
+        Claim(
+            "run/served",
+            "conversations that the prefiller serves, offered 2.0/s",
+            Scale.VALUE,
+            1.634,
+            "/s",
+            SETUP,
+        ),
+        Claim(
+            "run/last-prompt",
+            "the last first prompt is computed after",
+            Scale.VALUE,
+            167.0,
+            "s",
+        ),
+        Claim(
+            "run/in-flight",
+            "most conversations in flight, strict at 1.634/s",
+            Scale.VALUE,
+            51.5,
+            "",
+        ),
+        Claim(
+            "run/span",
+            "the last conversation ends after, strict at 1.634/s",
+            Scale.VALUE,
+            370.0,
+            "s",
+        ),
     ]
 
 
@@ -112,6 +205,13 @@ def _at_saturation() -> list[Claim]:
         ),
         ("ttfet-missed", "conversations above 5x their TTFET alone", Scale.SHARE, "%", (0, 13, 17, 100)),
         ("tbt-missed", "conversations above 5x their last-turn TBT alone", Scale.SHARE, "%", (0, 0, 25, 0)),
+        (
+            "e2e-p95",
+            "p95 time to the end (AMPD: between 6.8 and 7.5)",
+            Scale.VALUE,
+            "x",
+            (4.2, 7.15, 5.6, 65.0),
+        ),
         ("e2e-missed", "conversations above 5x their time alone", Scale.SHARE, "%", (0, 10, 19, 98)),
         (
             "tokens-per-j",
@@ -187,7 +287,9 @@ CLAIMS: Final[dict[str, Claim]] = {
         Claim(
             "headline/no-misses", "TTFET misses of ConServe at all rates", Scale.SHARE, 0.0, "%", "abstract"
         ),
+        *_of_the_run(),
         *_by_rate(),
+        *_below_saturation(),
         *_at_saturation(),
         *_by_error_rate(),
     )

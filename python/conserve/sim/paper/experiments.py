@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from conserve.sim.stats import Interval, convexity, mean_interval
 
-from .claims import CLAIMS, ERROR_RATES, RATES, Claim, judge
-from .mode import SYSTEMS, Setting
+from .claims import CLAIMS, ERROR_RATES, RATES, Claim, judge, judge_line
+from .mode import SYSTEMS, Setting, paper_conversations
 from .results import Json, Sample, plain, sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from .cells import Cell, Store
 
@@ -112,7 +112,7 @@ class Experiments:
     def _ours(self, store: Store, name: str) -> tuple[Interval, int]:
         match name.split("/"):
             case ["headline", "no-misses"]:
-                return self._worst_misses(store)
+                return _worst(self._by_rate(store, "strict", RATES), "ttfet_missed")
             case ["headline", "capped"]:
                 capped, base = (
                     self._sample(store, "strict", decoder_cap_w=CAPPED_W),
@@ -123,8 +123,16 @@ class Experiments:
                 ours, base = self._sample(store, "strict"), self._sample(store, "ampd-paper")
                 column = {"ttfet": "ttfet_p95_x", "energy": "tokens_per_j"}[which]
                 return ours.change(base, column), max(ours.unstable, base.unstable)
-            case ["ttfet-p95", system, rate]:
-                runs, column = self._sample(store, system, offered_per_s=_offered(float(rate))), "ttfet_p95_x"
+            case ["run", which]:
+                return self._run(store, which)
+            case ["missed-below", system]:
+                below = self._by_rate(store, system, RATES[:-2])
+                return _worst(below, "ttfet_missed", "tbt_missed", "e2e_missed")
+            case ["ttfet-p95" | "tbt-p95" | "tbt-missed" as measure, system, rate]:
+                runs = self._sample(store, system, offered_per_s=_offered(float(rate)))
+                column = {"ttfet-p95": "ttfet_p95_x", "tbt-p95": "tbt_p95_x", "tbt-missed": "tbt_missed"}[
+                    measure
+                ]
             case ["wrong", measure, error]:
                 runs = self._sample(store, "ampd-paper", error=float(error))
                 column = {
@@ -141,10 +149,24 @@ class Experiments:
                 raise KeyError(name)
         return runs.mean(column), runs.unstable
 
-    def _worst_misses(self, store: Store) -> tuple[Interval, int]:
-        by_rate = [self._sample(store, "strict", offered_per_s=_offered(rate)) for rate in RATES]
-        worst = [max(values) for values in zip(*(runs.all("ttfet_missed") for runs in by_rate), strict=True)]
-        return mean_interval(worst), max(runs.unstable for runs in by_rate)
+    def _by_rate(self, store: Store, system: str, rates: Sequence[float]) -> list[Sample]:
+        return [self._sample(store, system, offered_per_s=_offered(rate)) for rate in rates]
+
+    def _run(self, store: Store, which: str) -> tuple[Interval, int]:
+        if which == "first-share":
+            tasks = paper_conversations()
+            first = sum(task.turns[0].append_tokens for task in tasks)
+            # Counted, not sampled.
+            share = 100 * first / sum(task.prompt_tokens_new for task in tasks)
+            return Interval(share, share, share, len(tasks)), 0
+        runs = self._sample(store, "strict")
+        column = {
+            "served": "served_per_s",
+            "last-prompt": "last_prompt_s",
+            "in-flight": "in_flight_max",
+            "span": "end_s",
+        }[which]
+        return runs.mean(column), runs.unstable
 
     def lines(self, store: Store) -> list[Json]:
         """How straight each measure is in the share of mispredicted turns: the paper's and ours."""
@@ -166,6 +188,7 @@ class Experiments:
                         "bend": plain(bend),
                         "first": values[0],
                         "last": values[-1],
+                        "verdict": judge_line(fit, bend).value,
                     }
                 )
         return rows
@@ -210,11 +233,19 @@ class Experiments:
         return rows
 
 
+def _worst(by_rate: list[Sample], *measures: str) -> tuple[Interval, int]:
+    """The largest of the measures at any rate, seed by seed."""
+    columns = [runs.all(measure) for runs in by_rate for measure in measures]
+    worst = [max(values) for values in zip(*columns, strict=True)]
+    return mean_interval(worst), max(runs.unstable for runs in by_rate)
+
+
 _AT_SATURATION: Final = {
     "ttfet-gmean": "ttfet_gmean_x",
     "tbt-p95": "tbt_p95_x",
     "ttfet-missed": "ttfet_missed",
     "tbt-missed": "tbt_missed",
+    "e2e-p95": "e2e_p95_x",
     "e2e-missed": "e2e_missed",
     "tokens-per-j": "tokens_per_j",
     "tokens-per-j-capped": "tokens_per_j",

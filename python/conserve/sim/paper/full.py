@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from conserve._core import SimResult
     from conserve.sim.workload import Conversation
 
-__all__ = ["FLEET", "LOADS", "SLOS", "Trial", "capacity_per_s", "measure"]
+__all__ = ["FLEET", "LOADS", "SLOS", "Trial", "capacity_per_s", "first_share", "measure"]
 
 FLEET: Final = Fleet(1, 3, "a40")
 LOADS: Final = (0.3, 0.7)
@@ -90,6 +90,13 @@ def capacity_per_s(workload: str, *, count: int, recorded: bool) -> float:
     )
     low, high = int(0.2 * len(ended)), int(0.8 * len(ended))
     return float((high - low) / (ended[high] - ended[low]))
+
+
+def first_share(workload: str, *, count: int, recorded: bool) -> float:
+    """Percent of the prompt tokens that are not history which first turns bring: how far the structure is two-phase."""
+    tasks = _tasks(workload, count, _PROBE_SEED, recorded)
+    first = sum(task.turns[0].append_tokens for task in tasks)
+    return 100.0 * first / sum(task.prompt_tokens_new for task in tasks)
 
 
 def _probe_loop(tasks: list[Conversation]) -> int:

@@ -293,10 +293,19 @@ def _measures(
         "prefiller_queue_p95_s": _tail(record.began_s - record.sent_s),
         "slept_max_s": float(np.nanmax(turns["slept_s"])),
         "served_per_s": count / (record.end_s - float(record.sent_s[0])),
+        "last_prompt_s": record.end_s,
+        "in_flight_max": _most_at_once(np.asarray(told["admitted_s"]), np.asarray(told["done_s"])),
         "end_s": result.end_s,
         "finished": float(finished),
         "unstable": float(diagnosis["unstable"]),
     }
+
+
+def _most_at_once(began: Floats, ended: Floats) -> float:
+    """The largest number of spans that overlap; one that ends where another begins does not overlap it."""
+    when = np.concatenate([ended, began])
+    step = np.concatenate([-np.ones(len(ended)), np.ones(len(began))])
+    return float(np.cumsum(step[np.argsort(when, kind="stable")]).max())
 
 
 def _tail(values: Floats) -> float:

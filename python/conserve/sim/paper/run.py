@@ -160,6 +160,7 @@ def gather(plan: Plan, store: Store) -> Json:
             "policies": list(trials.policies),
             "variants": {policy: variant(policy) for policy in trials.policies},
             "capacity_per_s": {name: trials.capacity_per_s(store, name) for name in trials.workloads},
+            "first_share": {name: trials.first_share(name) for name in trials.workloads},
             "rows": trials.rows(store),
         }
     return {key: _round(value) for key, value in results.items()}

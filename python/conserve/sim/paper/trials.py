@@ -10,7 +10,7 @@ from conserve.sim.run import columns, simulate
 from conserve.sim.stats import mean_interval, paired_change
 from conserve.sim.workload import generate
 
-from .full import FLEET, SLOS, Trial, as_cell
+from .full import FLEET, SLOS, Trial, as_cell, first_share
 from .results import Json, Sample, plain, sample
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ class Trials:
         if found is None:
             raise KeyError(f"not probed: {workload}")
         return found["capacity_per_s"]
+
+    def first_share(self, workload: str) -> float:
+        """Percent of the prompt tokens that first turns bring."""
+        return first_share(workload, count=self.count(workload), recorded=self.recorded)
 
     def _cell(self, store: Store, workload: str, load: float, policy: str, seed: int) -> Cell:
         rate = load * self.capacity_per_s(store, workload)
