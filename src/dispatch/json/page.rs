@@ -98,8 +98,6 @@ impl Page {
         self.look(Wide, text);
     }
 
-    /// Code and tool output hold an escape every few bytes, in no order that a processor could guess: so they are told apart
-    /// without a branch for each.
     #[expect(
         clippy::inline_always,
         reason = "it becomes part of the function that has the instructions"
@@ -108,26 +106,34 @@ impl Page {
     fn look(&mut self, lanes: impl Lanes, text: &[u8]) {
         let start = self.number * PAGE;
         let (blocks, rest) = text[start..text.len().min(start + PAGE)].as_chunks::<BLOCK>();
-        let mut last = [b' '; BLOCK];
-        last[..rest.len()].copy_from_slice(rest);
-        let mut carries = self.carries;
-        let mut at = start;
-        let marks = self.ends.iter_mut().zip(&mut self.slashes);
-        for (block, (ends, slashes)) in blocks.iter().chain([&last]).zip(marks) {
-            let found = lanes.look(block);
-            let escaped = escaped(found.slashes, &mut carries);
-            *ends = found.ends & !escaped;
-            *slashes = found.slashes;
-            let unusual = escaped & !found.usual;
-            if unusual != 0 {
-                self.wrong = self.wrong.min(first_wrong(text, at, unusual));
-            }
-            at += BLOCK;
+        for (place, block) in blocks.iter().enumerate().take(BLOCKS) {
+            self.look_at(lanes, text, place, block);
         }
-        self.carries = carries;
         // Where the page is not full, the text ends.
-        if let Some(ends) = self.ends.get_mut(blocks.len()) {
-            *ends |= 1 << rest.len();
+        if blocks.len() < BLOCKS {
+            let mut last = [b' '; BLOCK];
+            last[..rest.len()].copy_from_slice(rest);
+            self.look_at(lanes, text, blocks.len(), &last);
+            self.ends[blocks.len()] |= 1 << rest.len();
+        }
+    }
+
+    /// Code and tool output hold an escape every few bytes, in no order that a processor could guess: so they are told apart
+    /// without a branch for each.
+    #[expect(
+        clippy::inline_always,
+        reason = "it becomes part of the function that has the instructions"
+    )]
+    #[inline(always)]
+    fn look_at(&mut self, lanes: impl Lanes, text: &[u8], place: usize, block: &[u8; BLOCK]) {
+        let found = lanes.look(block);
+        let escaped = escaped(found.slashes, &mut self.carries);
+        self.ends[place] = found.ends & !escaped;
+        self.slashes[place] = found.slashes;
+        let unusual = escaped & !found.usual;
+        if unusual != 0 {
+            let wrong = first_wrong(text, self.number * PAGE + place * BLOCK, unusual);
+            self.wrong = self.wrong.min(wrong);
         }
     }
 }
