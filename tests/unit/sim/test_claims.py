@@ -49,5 +49,7 @@ def test_every_number_of_the_specification_has_its_row() -> None:
     assert CLAIMS["ttfet-p95/ampd-paper/1.634"].paper == 8.4
     assert CLAIMS["tokens-per-j-capped/strict"].paper == 76.1
     assert CLAIMS["wrong/missed/0.50"].paper == 53
-    # 4 of the abstract, 3 systems x 6 rates, 8 measures x 4 systems, 3 measures x 11 error rates.
-    assert len(CLAIMS) == 4 + 18 + 32 + 33
+    assert CLAIMS["e2e-p95/disaggregated"].paper == 65
+    # 4 of the abstract, 5 of the run, 3 systems x 6 rates and both ends of the fourth's, 3 systems below saturation and
+    # 2 numbers of collocated at 1.5/s, 9 measures x 4 systems, 3 measures x 11 error rates.
+    assert len(CLAIMS) == 4 + 5 + 18 + 2 + 3 + 2 + 36 + 33
