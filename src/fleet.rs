@@ -372,16 +372,30 @@ pub(crate) struct Throughput {
     /// Bits of an `f64`: tokens, and the seconds that they took, each older prompt counting less.
     tokens: Counter,
     seconds: Counter,
+    /// The same of long prompts alone.
+    long_tokens: Counter,
+    long_seconds: Counter,
 }
 
 impl Throughput {
+    /// Shorter ones wait for a step under way and share theirs, which makes a worker look slower the more it decodes.
+    const LONG: Tokens = Tokens(2_048);
     /// Shorter prompts tell about fixed costs, not about throughput.
     const TELLING: Tokens = Tokens(256);
     const FADES: f64 = 0.95;
 
     pub(crate) fn get(&self) -> Option<f64> {
-        let seconds = f64::from_bits(self.seconds.get());
-        (seconds > 0.0).then(|| f64::from_bits(self.tokens.get()) / seconds)
+        Self::rate(&self.tokens, &self.seconds)
+    }
+
+    /// The same of prompts that are long.
+    pub(crate) fn of_long(&self) -> Option<f64> {
+        Self::rate(&self.long_tokens, &self.long_seconds)
+    }
+
+    fn rate(tokens: &Counter, seconds: &Counter) -> Option<f64> {
+        let seconds = f64::from_bits(seconds.get());
+        (seconds > 0.0).then(|| f64::from_bits(tokens.get()) / seconds)
     }
 
     /// A prompt that was sent at `started` is computed. The worker was busy with it since then, or
@@ -399,6 +413,10 @@ impl Throughput {
         };
         fold(&self.tokens, f64::from(prompt.0));
         fold(&self.seconds, span);
+        if prompt >= Self::LONG {
+            fold(&self.long_tokens, f64::from(prompt.0));
+            fold(&self.long_seconds, span);
+        }
     }
 }
 
@@ -629,5 +647,16 @@ mod tests {
         // Sent together with the one before, worked on for the second after it: 1000 / 1 s again.
         throughput.done(Tokens(1000), Timestamp(second), Timestamp(3 * second));
         assert_eq!(throughput.get(), Some(1000.0));
+        assert_eq!(
+            throughput.of_long(),
+            None,
+            "1000 < 2048 tokens are not long"
+        );
+        throughput.done(Tokens(4000), Timestamp(0), Timestamp(5 * second));
+        assert_eq!(
+            throughput.of_long(),
+            Some(2000.0),
+            "4000 in the 2 s since the one before"
+        );
     }
 }

@@ -13,6 +13,7 @@
 //! asks for it).
 
 mod advisor;
+mod calm;
 mod line;
 
 use std::fmt;

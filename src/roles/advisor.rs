@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use super::calm::Calm;
 use super::line::Line;
 use super::{Advice, Measured};
 use crate::fleet::Role;
@@ -27,7 +28,7 @@ pub(crate) struct Look<'a> {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Advisor {
     /// The looks of the last minutes, oldest first.
     looks: VecDeque<Sums>,
@@ -37,6 +38,22 @@ pub(crate) struct Advisor {
     /// Workers that only compute prompts whatever is chosen, at the last look.
     dedicated: u16,
     advice: Option<Advice>,
+    changed: Timestamp,
+    calm: Calm,
+}
+
+impl Default for Advisor {
+    fn default() -> Self {
+        Self {
+            looks: VecDeque::new(),
+            seen: BTreeMap::new(),
+            steps: Line::default(),
+            dedicated: 0,
+            advice: None,
+            changed: Timestamp(0),
+            calm: Calm::of(Self::OVER),
+        }
+    }
 }
 
 /// Totals since the first look.
@@ -53,7 +70,7 @@ struct Sums {
 impl Advisor {
     /// Between two looks: short against how load changes.
     pub(crate) const EVERY: Duration = Duration::from_secs(10);
-    /// Measures are means over this time, and roles change no sooner after one another.
+    /// Measures are means over this time, and roles change no sooner after one another, or later (`Calm`).
     pub(crate) const OVER: Duration = Duration::from_secs(180);
 
     pub(crate) fn is_due(&self, now: Timestamp) -> bool {
@@ -91,9 +108,13 @@ impl Advisor {
         let oldest = self.looks.front()?;
         let changes = |advice: &Advice| advice.prefillers != advice.measured.prefillers;
         let advice = self.advice.filter(changes)?;
-        if now.since(oldest.at) < Self::OVER {
+        let measured = now.since(oldest.at) >= Self::OVER;
+        if !measured || now.since(self.changed) < self.calm.rest() {
             return None;
         }
+        let (before, after) = (advice.measured.prefillers, advice.prefillers);
+        self.calm.changed(before, after, Self::OVER);
+        self.changed = now;
         self.looks.drain(..self.looks.len() - 1);
         Some(advice.prefillers.saturating_sub(self.dedicated))
     }
@@ -105,9 +126,7 @@ impl Advisor {
         let seconds = before.map_or(0.0, |before| now.since(before.at).as_secs_f64());
         let mut sums = before.unwrap_or_default();
         (sums.at, sums.placed) = (now, look.placed);
-        let speed = |row: &WorkerRow| row.tokens_per_s.filter(|speed| *speed > 0.0);
-        let known: Vec<_> = look.workers.iter().filter_map(speed).collect();
-        let usual = known.iter().sum::<f64>() / known.len() as f64;
+        let speed = fastest(look.workers);
         let (mut both, before) = (0, std::mem::take(&mut self.seen));
         for row in look.workers {
             let (id, work) = (row.worker.id, &row.work);
@@ -120,11 +139,7 @@ impl Advisor {
             let prompt = work.prompt.saturating_sub(old.0);
             sums.prompt += prompt;
             sums.output += work.output.saturating_sub(old.1);
-            let busy_s = match speed(row) {
-                Some(speed) => prompt as f64 / speed,
-                None if known.is_empty() => 0.0,
-                None => prompt as f64 / usual,
-            };
+            let busy_s = speed.map_or(0.0, |speed| prompt as f64 / speed);
             sums.busy_s += busy_s;
             let helps = row.role == Role::Both && both < helpers;
             both += u16::from(row.role == Role::Both);
@@ -143,7 +158,7 @@ impl Advisor {
         let (first, last) = (self.looks.front()?, self.looks.back()?);
         let seconds = now.since(first.at).as_secs_f64();
         let (fixed_ms, slope_ms) = self.steps.fit()?;
-        if seconds <= 0.0 || look.workers.iter().all(|row| row.tokens_per_s.is_none()) {
+        if seconds <= 0.0 || fastest(look.workers).is_none() {
             return None;
         }
         let placed = last.placed.saturating_sub(first.placed) as f64;
@@ -169,6 +184,18 @@ impl Advisor {
             low_watermark: look.low_watermark,
         })
     }
+}
+
+/// Prompt tokens per second of equal workers: of the one that is disturbed least by what else it does.
+fn fastest(workers: &[WorkerRow]) -> Option<f64> {
+    let of = |speed: fn(&WorkerRow) -> Option<f64>| {
+        let known = workers
+            .iter()
+            .filter_map(speed)
+            .filter(|speed| *speed > 0.0);
+        known.max_by(f64::total_cmp)
+    };
+    of(|row| row.long_tokens_per_s).or_else(|| of(|row| row.tokens_per_s))
 }
 
 fn count(look: &Look<'_>, role: Role) -> u16 {

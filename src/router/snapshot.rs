@@ -78,6 +78,8 @@ pub struct WorkerRow {
     pub queued: Tokens,
     /// Prompt tokens per second observed.
     pub tokens_per_s: Option<f64>,
+    /// The same of prompts of 2,048 tokens or more.
+    pub long_tokens_per_s: Option<f64>,
     /// Milliseconds between two tokens of a turn observed, for a policy that asks about them.
     pub step_ms: Option<f64>,
     /// What it was given to do so far.
@@ -318,6 +320,7 @@ impl Engine {
                 conversations: worker.conversations.get(),
                 queued: worker.backlog.queued(),
                 tokens_per_s: worker.throughput.get(),
+                long_tokens_per_s: worker.throughput.of_long(),
                 step_ms: worker.steps.get(),
                 work: worker.activity.work(now),
                 report_age,
