@@ -102,8 +102,8 @@ impl Advisor {
         self.advice = measured.advise(choices);
     }
 
-    /// How many of the workers that do both should only compute prompts from now on, if that is to change. Then the measuring
-    /// begins anew.
+    /// How many of the workers that do both should only compute prompts from now on, if that is to change: one more or one
+    /// less, because what is told of numbers further off was never measured. Then the measuring begins anew.
     pub(crate) fn due_change(&mut self, now: Timestamp) -> Option<u16> {
         let oldest = self.looks.front()?;
         let changes = |advice: &Advice| advice.prefillers != advice.measured.prefillers;
@@ -112,11 +112,16 @@ impl Advisor {
         if !measured || now.since(self.changed) < self.calm.rest() {
             return None;
         }
-        let (before, after) = (advice.measured.prefillers, advice.prefillers);
+        let before = advice.measured.prefillers;
+        let after = if advice.prefillers > before {
+            before + 1
+        } else {
+            before - 1
+        };
         self.calm.changed(before, after, Self::OVER);
         self.changed = now;
         self.looks.drain(..self.looks.len() - 1);
-        Some(advice.prefillers.saturating_sub(self.dedicated))
+        Some(after.saturating_sub(self.dedicated))
     }
 
     /// The totals with what was done since the last look, and the steps that were seen meanwhile.
