@@ -113,6 +113,10 @@ fn workers_become_prefillers_where_that_shortens_gaps_and_no_longer_when_it_does
             .all(|pair| pair[1].0 - pair[0].0 >= 180.0),
         "three minutes between changes: {changed:?}"
     );
+    assert!(
+        changed.iter().all(|&(_, from, to)| from.abs_diff(to) == 1),
+        "one at a time: {changed:?}"
+    );
     let [with, without] = [&auto, &usual].map(|result| gap_p95_s(result, 300.0, PHASE_S));
     assert!(
         with < 0.85 * without,
