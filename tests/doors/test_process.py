@@ -135,18 +135,34 @@ async def test_the_connection_of_a_client_that_takes_nothing_is_closed(tmp_path:
                     await asyncio.sleep(0.05)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("door", DOORS)
-async def test_sigterm_lets_a_stream_finish_then_ends_with_success(tmp_path: Path, door: str) -> None:
+async def test_a_signal_lets_a_stream_finish_then_ends_with_success(
+    tmp_path: Path, door: str, number: signal.Signals
+) -> None:
     command = ("--door", door, "--both")
     async with MockWorker(role="both") as mock, serving(tmp_path, *command, mock.url) as (url, process):
         mock.arm(Fault(interval_s=0.02, tokens=20))
         async with aiohttp.ClientSession() as http:
             async with http.post(f"{url}{CHAT}", json=chat_body("hi", stream=True)) as answer:
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(number)
                 content = await answer.read()
         assert content.endswith(b"data: [DONE]\n\n")
         async with asyncio.timeout(10):
-            assert await process.wait() in (0, -signal.SIGTERM)
+            assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_hangup_that_was_to_be_ignored_is(tmp_path: Path, door: str) -> None:
+    deaf = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    async with MockWorker(role="both") as mock:
+        async with serving(tmp_path, "--door", door, "--both", mock.url, under=deaf) as (url, process):
+            process.send_signal(signal.SIGHUP)
+            async with aiohttp.ClientSession() as http:
+                async with http.post(f"{url}{CHAT}", json=chat_body("hi")) as answer:
+                    assert answer.status == 200
+                async with http.get(f"{url}/v1/fleet") as answer:
+                    assert (await answer.json())["draining"] is False
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="asks for another process's limits")

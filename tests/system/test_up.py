@@ -160,10 +160,11 @@ def test_worker_that_does_not_start_ends_all_with_its_log(tmp_path: Path) -> Non
         assert "The logs of all processes are in" in rest
 
 
-def test_stop_while_starting_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["SIGINT", "SIGHUP"])
+def test_stop_while_starting_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path) as up:
         up.until("starting 3 workers")
-        up.process.send_signal(signal.SIGINT)
+        up.process.send_signal(number)
         up.until("every process has ended")
         assert up.process.wait(timeout=30) == 0
 

@@ -1,7 +1,7 @@
 """Say how to start vLLM servers, for those who start them: `python -m conserve_workers.vllm <workers.json`.
 
-Reads a JSON list of objects with the fields of `VllmWorker`, writes a list of `{"argv": [...], "env": {...}}` in the same
-order. Exit status 2 and one line on the standard error when a worker cannot be described.
+Reads a JSON list of objects with the fields of `VllmWorker`, writes a list of `{"argv": [...], "env": {...}, "warnings": [...]}`
+in the same order. Exit status 2 and one line on the standard error when a worker cannot be described.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import json
 import sys
 from typing import Any
 
-from .command import VllmWorker, argv, environment
+from .command import VllmWorker, argv, environment, warnings
 
 
 def described(fields: dict[str, Any]) -> dict[str, Any]:
-    """Command line and environment of one worker. Raises TypeError or ValueError."""
+    """Command line and environment of one worker, and what it asks for in vain. Raises TypeError or ValueError."""
     lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
     worker = VllmWorker(**{**fields, **lists})
-    return {"argv": argv(worker), "env": environment(worker)}
+    return {"argv": argv(worker), "env": environment(worker), "warnings": warnings(worker)}
 
 
 def main() -> int:

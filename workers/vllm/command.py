@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .connectors import CONNECTORS, Connector, fill
-from .presets import PRESETS, Preset, Role, StepTime
+from .presets import LARGEST_CHUNK, PRESETS, Preset, Role, StepTime
 
 # vLLM's names. A prefiller produces KV and a decoder consumes it; one that does both is told so.
 _KV_ROLES: Final[Mapping[Role, str]] = {
@@ -99,6 +99,14 @@ def environment(worker: VllmWorker) -> dict[str, str]:
     return {**made, **{key: fill(value, blanks) for key, value in {**shape, **worker.env}.items()}}
 
 
+def warnings(worker: VllmWorker) -> tuple[str, ...]:
+    """What the worker's wishes ask for in vain."""
+    if worker.tbt_target_ms is None:
+        return ()
+    why = _step(worker, _preset(worker)).why_not(worker.tbt_target_ms)
+    return () if why is None else (f"tbt_target_ms = {worker.tbt_target_ms:g} cannot be kept: {why}",)
+
+
 def _blanks(worker: VllmWorker) -> dict[str, object]:
     return {
         "host": worker.host,
@@ -134,22 +142,23 @@ def _chunk_tokens(worker: VllmWorker, preset: Preset) -> int | None:
     """The budget of one step. With a target it grows with that up to the budget of a prefiller."""
     if worker.tbt_target_ms is None:
         return preset.chunk_tokens(worker.role)
+    most = preset.prefiller_chunk_tokens or LARGEST_CHUNK
+    return _step(worker, preset).chunk_tokens(worker.tbt_target_ms, most=most)
+
+
+def _step(worker: VllmWorker, preset: Preset) -> StepTime:
+    """What a step takes: as measured, else as the preset says."""
     decode_ms, prompt_ms = worker.decode_step_ms, worker.prompt_ms_per_token
-    step = preset.step
     if decode_ms is not None and prompt_ms is not None:
-        step = StepTime(decode_ms, prompt_ms)
-    elif step is not None:
-        step = StepTime(
-            step.decode_ms if decode_ms is None else decode_ms,
-            step.prompt_ms_per_token if prompt_ms is None else prompt_ms,
-        )
-    else:
+        return StepTime(decode_ms, prompt_ms)
+    if preset.step is None:
         raise ValueError(
             f"tbt_target_ms: takes decode_step_ms and prompt_ms_per_token too, because preset {worker.preset!r} has none"
         )
-    tokens = step.chunk_tokens(worker.tbt_target_ms)
-    most = preset.prefiller_chunk_tokens
-    return tokens if most is None else min(tokens, most)
+    return StepTime(
+        preset.step.decode_ms if decode_ms is None else decode_ms,
+        preset.step.prompt_ms_per_token if prompt_ms is None else prompt_ms,
+    )
 
 
 def _transfer(worker: VllmWorker, preset: Preset) -> dict[str, object]:

@@ -15,8 +15,10 @@ from typing import Final, Literal, TypeAlias
 Role: TypeAlias = Literal["prefiller", "decoder", "both"]
 
 
-# With fewer, a prompt's own overhead outweighs what the others gain.
-_SMALLEST_CHUNK: Final = 256
+SMALLEST_CHUNK: Final = 256
+"""With fewer, a prompt's own overhead outweighs what the others gain."""
+LARGEST_CHUNK: Final = 16_384
+"""What the fastest device takes, for one that says nothing of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,19 @@ class StepTime:
     decode_ms: float
     prompt_ms_per_token: float
 
-    def chunk_tokens(self, target_ms: float) -> int:
-        """Prompt tokens with which a step takes about `target_ms`; never fewer than 256, whatever the target."""
-        return max(_SMALLEST_CHUNK, int((target_ms - self.decode_ms) / self.prompt_ms_per_token))
+    def chunk_tokens(self, target_ms: float, *, most: int = LARGEST_CHUNK) -> int:
+        """Prompt tokens with which a step takes about `target_ms`; from 256 to `most`, whatever the target."""
+        fitting = (target_ms - self.decode_ms) / self.prompt_ms_per_token
+        return max(SMALLEST_CHUNK, int(min(fitting, most)))
+
+    def why_not(self, target_ms: float) -> str | None:
+        """Why no chunk keeps a step within `target_ms`; None if one does."""
+        if target_ms <= self.decode_ms:
+            return f"a decode step alone takes {self.decode_ms:g} ms"
+        smallest_ms = self.decode_ms + SMALLEST_CHUNK * self.prompt_ms_per_token
+        if target_ms < smallest_ms:
+            return f"with {SMALLEST_CHUNK} tokens of a prompt, the fewest, a step takes {smallest_ms:.4g} ms"
+        return None
 
 
 @dataclass(frozen=True, slots=True)

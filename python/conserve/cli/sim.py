@@ -17,6 +17,7 @@ from rich.table import Table
 from conserve.errors import ConfigError
 from conserve.sim.compare import (
     MAX_CONVERSATIONS,
+    MAX_ENGINES,
     MAX_SEEDS,
     SIMULATED,
     Fleet,
@@ -49,7 +50,9 @@ def sim(
         typer.Option(help=f"Separated by commas, of {', '.join(SIMULATED)}; options as in ampd(min, X=0)."),
     ] = "strict,collocated",
     rate: Annotated[float, typer.Option(help="Conversations per second, Poisson.")] = 0.3,
-    fleet: Annotated[str, typer.Option(help="Prefillers and decoders.")] = "1P3D",
+    fleet: Annotated[
+        str, typer.Option(help=f"Prefillers and decoders, at most {MAX_ENGINES} in all.")
+    ] = "1P3D",
     preset: Annotated[str, typer.Option(help="GPU and model, as in the guide.")] = "a40",
     conversations: Annotated[int, typer.Option(min=1, max=MAX_CONVERSATIONS, help="In each run.")] = 200,
     seeds: Annotated[int, typer.Option(min=1, max=MAX_SEEDS, help="Runs of each policy.")] = 10,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -46,7 +47,7 @@ def up(
 ) -> None:
     """Start the workers of a fleet file, keep them running, and serve in front of them.
 
-    SIGTERM or Ctrl-C: requests under way may finish, then everything ends; a second one ends everything at once.
+    SIGTERM, SIGHUP or Ctrl-C: requests under way may finish, then everything ends; a second one ends everything at once.
     Exit status: 0 ended on demand; 1 a process did not start; 2 the file is wrong.
     """
     if as_json and not dry_run:
@@ -65,6 +66,8 @@ def up(
         limits = _checked(caps) if dry_run else {}
     except ConfigError as error:
         _end(WRONG_USE, f"{fleet_file}: {error}")
+    for warning in planned.warnings:
+        print(f"conserve up: {fleet_file}: {warning}", file=sys.stderr)
     if dry_run:
         data = _as_data(planned) | {"power_limits": [_limit_as_data(cap, limits.get(cap)) for cap in caps]}
         words = "".join(f"{_limit_as_text(cap, limits.get(cap))}\n" for cap in caps)
@@ -126,7 +129,9 @@ def _limit_as_text(cap: Cap, limit: Limit | None) -> str:
 
 
 def _tell(line: Told) -> None:
-    print(line, flush=True)
+    # Whoever looked on may have left, as with the terminal that a SIGHUP is about.
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 def _end(status: int, message: str) -> NoReturn:
@@ -161,6 +166,7 @@ def _as_data(planned: Plan) -> dict[str, Any]:
             "env": dict(planned.router.env),
             "argv": list(planned.router.argv),
         },
+        "warnings": list(planned.warnings),
     }
 
 

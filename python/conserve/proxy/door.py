@@ -11,10 +11,11 @@ import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
+from conserve.tls import trust_of
+
 from .energy import Energy
 from .metrics import DoorMetrics
 from .roles import RoleLog
-from .tls import trust_of
 from .upstream import Upstreams
 from .watch import Watch
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from conserve._core import NativeDoor
+from conserve.tls import files_of
 
 from .app import app_of
 from .decisions import is_told, say
 from .door import Door
 from .metrics import DoorMetrics
 from .server import KEEP_ALIVE_S, AppServer
-from .tls import files_of
 
 if TYPE_CHECKING:
     from conserve._core import Router

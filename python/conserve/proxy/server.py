@@ -9,7 +9,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from conserve.errors import ConfigError
+from conserve.tls import files_of
 
 from .app import create_app
 from .protocol import bounded
-from .tls import files_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -109,6 +110,20 @@ class AppServer(uvicorn.Server):
         """Drain, then stop. Returns at once; call it on the server's event loop."""
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """A hangup stops the server too, unless it was to be ignored, as under `nohup`."""
+        with super().capture_signals():
+            in_main = threading.current_thread() is threading.main_thread()
+            if not in_main or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+                yield
+                return
+            before = signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Stop signal: drain; a second one: stop now, with an error for whom that cuts short."""

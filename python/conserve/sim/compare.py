@@ -34,14 +34,14 @@ SPLIT_POLICIES: Final = (*(name for name, splits, _ in policies() if splits), "o
 SIMULATED: Final = (*POLICIES, "oracle")
 """Those that `compare` runs: what `conserve serve` takes, and one that no router could be."""
 
-MAX_OF_A_KIND: Final = 1024
-"""Most prefillers, and most decoders."""
+MAX_ENGINES: Final = 1024
+"""Most prefillers and decoders together."""
 MAX_CONVERSATIONS: Final = 100_000
 MAX_SEEDS: Final = 1_000
 RATES_PER_S: Final = (0.001, 10_000.0)
 
 _SEPARATOR: Final = re.compile(r",(?![^(]*\))")
-_FLEET: Final = re.compile(r"(\d+)[pP](\d+)[dD]")
+_FLEET: Final = re.compile(r"(\d{1,4})[pP](\d{1,4})[dD]", re.ASCII)
 
 
 def split_names(text: str) -> tuple[str, ...]:
@@ -69,13 +69,12 @@ class Fleet:
             ConfigError: it is not written like that, or lacks prefillers or decoders.
         """
         found = _FLEET.fullmatch(text)
-        if found is None or not all(
-            len(count) < 5 and 0 < int(count) <= MAX_OF_A_KIND for count in found.groups()
-        ):
+        prefillers, decoders = map(int, found.groups()) if found else (0, 0)
+        if not prefillers or not decoders or prefillers + decoders > MAX_ENGINES:
             raise ConfigError(
-                f"fleet is {text!r}; write prefillers and decoders, 1 to {MAX_OF_A_KIND} of each, as 1P3D"
+                f"fleet is {text!r}; write prefillers and decoders as 1P3D, 1 or more of each, at most {MAX_ENGINES} in all"
             )
-        return cls(int(found[1]), int(found[2]), preset)
+        return cls(prefillers, decoders, preset)
 
     def engines(self, policy: str) -> list[dict[str, str]]:
         """The workers under `policy`, as a scenario names them."""

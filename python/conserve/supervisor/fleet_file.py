@@ -189,7 +189,7 @@ def _tier(table: Table, place: int) -> Tier:
         kv_cache_bytes=table.whole("kv_cache_bytes", 1 << 20, 1 << 50),
         tbt_target_ms=table.millis("tbt_target_ms"),
         decode_step_ms=table.millis("decode_step_ms"),
-        prompt_ms_per_token=table.millis("prompt_ms_per_token"),
+        prompt_ms_per_token=table.millis("prompt_ms_per_token", most=10_000),
         command=table.texts("command") or ("vllm",),
         flags=table.texts("flags"),
         env=table.strings("env"),

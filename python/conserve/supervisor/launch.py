@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from conserve.errors import ConfigError
 from conserve.settings import Settings
+from conserve.tls import files_of, trust_of
 
 from .fleet_file import FleetFile, Role, Tier
 from .ports import Ports
@@ -55,6 +56,7 @@ class Plan:
     router_url: str
     drain_s: float
     hosts: tuple[Ports, ...]
+    warnings: tuple[str, ...] = ()
 
     def must_be_free(self) -> None:
         """Raise ConfigError, which names the key, for the first port that somebody else has now."""
@@ -98,9 +100,10 @@ def plan(fleet: FleetFile) -> Plan:
     return Plan(
         workers=workers,
         router=router,
-        router_url=f"http://{_bracketed(settings.host)}:{router_port}",
+        router_url=f"{'http' if settings.tls_cert is None else 'https'}://{_bracketed(settings.host)}:{router_port}",
         drain_s=settings.shutdown_timeout_s,
         hosts=(ports,) if door is ports else (ports, door),
+        warnings=_warnings(laid, commands),
     )
 
 
@@ -151,10 +154,20 @@ def _lay_out(fleet: FleetFile, ports: Ports) -> Iterator[_Laid]:
 
 
 def _commands(fleet: FleetFile, laid: Sequence[_Laid]) -> list[dict[str, Any]]:
-    """`argv` and `env` of each worker."""
+    """`argv` and `env` of each worker, and of vLLM's `warnings`."""
     asked = [_vllm_fields(fleet, each) for each in laid if each.tier.engine == "vllm"]
     described = iter(_describe_vllm(asked)) if asked else iter(())
     return [next(described) if each.tier.engine == "vllm" else _tiny(fleet, each) for each in laid]
+
+
+def _warnings(laid: Sequence[_Laid], commands: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What is allowed but will not be as it was asked for, once for each tier."""
+    said = (
+        f"tier {each.tier.name}: {warning}"
+        for each, command in zip(laid, commands, strict=True)
+        for warning in command.get("warnings", ())
+    )
+    return tuple(dict.fromkeys(said))
 
 
 def _vllm_fields(fleet: FleetFile, each: _Laid) -> dict[str, Any]:
@@ -229,14 +242,18 @@ def _tiny(fleet: FleetFile, each: _Laid) -> dict[str, Any]:
 
 
 def _settings(fleet: FleetFile) -> Settings:
-    """The router's settings as they will be, to find mistakes before anything starts."""
+    """The router's settings as they will be, tried as far as can be without workers: minutes later is late for a mistake."""
     for key in _DECIDED:
         if key in fleet.router:
             raise ConfigError(f"router.{key}: is decided by the rest of the file", key=f"router.{key}")
     try:
-        return Settings(**{"block_size": fleet.block_size, **fleet.router})
+        settings = Settings(**{"block_size": fleet.block_size, **fleet.router})
+        settings.router(empty=True)
+        files_of(settings)
+        trust_of(settings)
     except ConfigError as error:
         raise ConfigError(f"router.{error}", key=f"router.{error.key}", accepted=error.accepted) from error
+    return settings
 
 
 def _router(fleet: FleetFile, workers: Sequence[Planned], *, host: str, port: int) -> ProcessSpec:

@@ -31,7 +31,7 @@ _ROUTER_GRACE_S: Final = 5.0
 
 
 async def serve_fleet(fleet: FleetFile, plan: Plan, *, log_dir: Path, tell: Callable[[Told], None]) -> None:
-    """Start all of `plan` and serve until SIGTERM or SIGINT. `tell` gets each line of progress.
+    """Start all of `plan` and serve until SIGTERM, SIGINT or SIGHUP. `tell` gets each line of progress.
 
     Raises:
         SupervisorError: a process did not start.
@@ -120,12 +120,15 @@ def _in_words(happening: Happening) -> Told:
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set the event."""
+    """SIGTERM, SIGINT and SIGHUP set the event; not SIGHUP where it was to be ignored, as under `nohup`."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    heeded = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        heeded.append(signal.SIGHUP)
+    for number in heeded:
         loop.add_signal_handler(number, stop.set)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in heeded:
             loop.remove_signal_handler(number)

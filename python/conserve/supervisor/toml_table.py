@@ -68,14 +68,14 @@ class Table:
             raise self.wrong(key, f"seconds above 0, up to 86400, not {value!r}")
         return float(value)
 
-    def millis(self, key: str) -> float | None:
-        """A time above 0 and up to a minute."""
+    def millis(self, key: str, *, most: int = 60_000) -> float | None:
+        """A time from a microsecond up to `most`."""
         value = self._take(key)
         if value is None:
             return None
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value <= 60_000:
-            raise self.wrong(key, f"milliseconds above 0, up to 60000, not {value!r}")
+        if not number or not 0.001 <= value <= most:
+            raise self.wrong(key, f"milliseconds from 0.001 to {most}, not {value!r}")
         return float(value)
 
     def texts(self, key: str) -> tuple[str, ...]:

@@ -95,6 +95,13 @@ def test_what_would_run_for_ever_is_refused(
         Plan("swe-agent", ("strict",), 1.0, Fleet(1, 1), conversations=100_001)
 
 
+@pytest.mark.parametrize("text", ["１P３D", "0P1D", "1P0D", "1024P1D", "1P1024D", "99999P1D", "1P3D ", ""])
+def test_a_fleet_that_cannot_be_is_named_with_the_limit(text: str) -> None:
+    with pytest.raises(ConfigError, match="1 or more of each, at most 1024 in all"):
+        Fleet.read(text)
+    assert Fleet.read("1P1023D").decoders == 1023
+
+
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table_fits_the_terminal(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

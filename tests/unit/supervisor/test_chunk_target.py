@@ -16,7 +16,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "fleet.md"
 
 
 def fleet(more: str, *, role: str = "decoder", preset: str = "h200", engine: str = "vllm") -> FleetFile:
-    gpus = "gpus = [0]" if preset != "cpu" else ""
+    gpus = "gpus = [0]" if preset != "cpu" and "gpus" not in more else ""
     also = '[[tier]]\nname = "other"\nrole = "both"\n' if role == "prefiller" else ""
     return FleetFile.parse(
         f'model = "m"\nconnector = "none"\n[[tier]]\nrole = "{role}"\npreset = "{preset}"\n'
@@ -45,6 +45,24 @@ def test_what_was_measured_takes_the_place_of_the_preset() -> None:
     assert budget(fleet(both, preset="cpu")) == "800"
 
 
+def test_a_preset_that_says_nothing_of_its_device_bounds_the_budget_too() -> None:
+    fast = "tbt_target_ms = 60000\ndecode_step_ms = 1\nprompt_ms_per_token = 0.001"
+    assert budget(fleet(fast, preset="cpu")) == "16384"
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "why"),
+    [
+        (7, "cannot be kept: a decode step alone takes 7.3 ms"),
+        (14.2, "cannot be kept: with 256 tokens of a prompt, the fewest, a step takes 14.21 ms"),
+        (14.3, None),
+    ],
+)
+def test_a_target_that_no_chunk_keeps_is_warned_of_once(target_ms: float, why: str | None) -> None:
+    warnings = plan(fleet(f"tbt_target_ms = {target_ms}\ncount = 2\ngpus = [0, 1]")).warnings
+    assert warnings == (() if why is None else (f"tier decoder0: tbt_target_ms = {target_ms} {why}",))
+
+
 def test_without_a_target_the_preset_decides() -> None:
     assert budget(fleet("")) == "4096"
 
@@ -52,8 +70,19 @@ def test_without_a_target_the_preset_decides() -> None:
 @pytest.mark.parametrize(
     ("more", "options", "said"),
     [
-        ("tbt_target_ms = 0", {}, "tbt_target_ms: takes milliseconds above 0"),
-        ("tbt_target_ms = true", {}, "tbt_target_ms: takes milliseconds above 0"),
+        ("tbt_target_ms = 0", {}, "tbt_target_ms: takes milliseconds from 0.001 to 60000, not 0"),
+        ("tbt_target_ms = true", {}, "tbt_target_ms: takes milliseconds"),
+        ("tbt_target_ms = 1e-300", {}, "tbt_target_ms: takes milliseconds"),
+        (
+            "tbt_target_ms = 60\nprompt_ms_per_token = 5e-324",
+            {},
+            "prompt_ms_per_token: takes milliseconds from 0.001 to 10000, not 5e-324",
+        ),
+        (
+            "tbt_target_ms = 60\nprompt_ms_per_token = 10001",
+            {},
+            "prompt_ms_per_token: takes milliseconds from 0.001 to 10000",
+        ),
         ("tbt_target_ms = 60", {"role": "prefiller"}, "nothing for a prefiller"),
         ("tbt_target_ms = 60", {"preset": "cpu"}, "decode_step_ms: takes what was measured"),
         ("tbt_target_ms = 60", {"engine": "tiny"}, "nothing with engine = 'tiny'"),
