@@ -27,6 +27,25 @@ async def test_a_head_without_an_end_is_refused_when_it_passes_the_limit(cluster
         await c.nothing_booked()
 
 
+@pytest.mark.parametrize("size", [66_000, 100_000])
+async def test_a_head_over_the_limit_is_refused_though_it_is_whole(cluster: StartCluster, size: int) -> None:
+    large = request(CHAT, BODY, "x-a: " + "b" * size)
+    async with cluster(prefillers=0, decoders=1) as c:
+        for before in (b"", request(CHAT, BODY)):
+            async with connect(c.url) as raw, asyncio.timeout(20):
+                await raw.send(before + large)
+                if before:
+                    status, headers = await raw.head()
+                    assert status == 200, "the turn before it has its answer"
+                    await raw.reader.readexactly(int(headers["content-length"]))
+                status, headers = await raw.head()
+                content = json.loads(await raw.reader.readexactly(int(headers["content-length"])))
+                assert (status, content["error"]["code"]) == (431, "headers_too_large")
+                assert await raw.reader.read() == b""
+        assert len(c.decoders[0].requests) == 1
+        await c.settled()
+
+
 async def test_a_head_that_does_not_arrive_ends_its_connection(cluster: StartCluster) -> None:
     async with cluster(body_timeout_s=0.1) as c:
         async with connect(c.url) as raw:
@@ -64,6 +83,30 @@ async def test_an_offer_of_another_protocol_is_ignored(
         await raw.reader.readexactly(int(headers["content-length"]))
         await raw.send(request(CHAT, BODY))
         assert (await raw.head())[0] == 200, "the connection goes on"
+
+
+async def test_many_offers_in_one_write_are_served_one_after_the_other(cluster: StartCluster) -> None:
+    many = 1_200
+    one = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    async with cluster() as c, connect(c.url) as raw, asyncio.timeout(60):
+        raw.writer.write(one * many)
+        for _ in range(many):
+            status, headers = await raw.head()
+            assert status == 200
+            await raw.reader.readexactly(int(headers["content-length"]))
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+async def test_who_cuts_a_body_and_still_reads_is_told(cluster: StartCluster, chunked: bool) -> None:
+    cut = request(CHAT, b"5\r\nhel", "transfer-encoding: chunked") if chunked else request(CHAT, BODY)[:-5]
+    async with cluster() as c, connect(c.url) as raw, asyncio.timeout(10):
+        await raw.send(cut)
+        raw.writer.write_eof()
+        status, headers = await raw.head()
+        content = json.loads(await raw.reader.readexactly(int(headers["content-length"])))
+        assert (status, content["error"]["code"]) == (400, "invalid_body")
+        assert await raw.reader.read() == b""
+        await c.nothing_booked()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,41 @@ async def test_who_leaves_is_noticed_behind_tls_too(opened: OpenDoor, tmp_path: 
         writer.close()
         async with asyncio.timeout(ABORT_S):
             await stalled.done.wait()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"no HTTP\r\n\r\n",
+        b"\0" * 10,
+        b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: z\r\n\r\n",
+        request(CHAT, b"no chunk\r\n", "transfer-encoding: chunked"),
+    ],
+    ids=["garbage", "NULs", "length", "chunk"],
+)
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+async def test_a_turn_is_answered_whatever_comes_behind_it(
+    cluster: StartCluster, bad: bytes, stream: bool, later: bool
+) -> None:
+    async with (
+        cluster(prefillers=0, decoders=1) as c,
+        connect(c.url) as raw,
+        asyncio.timeout(WAIT_S),
+    ):
+        c.decoders[0].arm(Fault(latency_s=0.1))
+        turns = turn("a", stream=stream) + turn("b", stream=stream)
+        await raw.send(turns if later else turns + bad)
+        await c.decoders[0].arrived(1)
+        if later:
+            await raw.send(bad)
+        said = await raw.reader.read(-1)
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", said)
+        assert statuses == [b"200", b"200", b"400"], "in its place, then the connection ends"
+        assert said.count(b"data: [DONE]") == 2 * stream
+        assert len(c.decoders[0].requests) == 2
+        await c.settled()
+        assert await c.metric("conserve_door_client_gone_total") == 0
 
 
 @pytest.mark.parametrize("cut", [None, 1, 50_000], ids=["at once", "byte by byte", "in pieces"])

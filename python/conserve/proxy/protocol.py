@@ -3,7 +3,8 @@
 Promises: a head is complete within a size and a time, or its connection ends; so does the connection of a client that
 takes nothing of what is written, whatever was decided about its request; a client that leaves is noticed while it is
 answered, though it sent more requests before, up to a limit; a request that offers an upgrade (Java's client offers
-HTTP/2 by itself) is served as if it had not; what is not HTTP is answered with an error object.
+HTTP/2 by itself) is served as if it had not; what is not HTTP is answered with an error object, after the answers to the
+requests before it.
 Leaves to others: bodies (`body`), everything behind the head (uvicorn).
 """
 
@@ -35,6 +36,10 @@ _STALL_GRACE_S: Final = 0.5
 _OF_UPGRADES: Final = (b"upgrade", b"http2-settings")
 
 
+class _RefusedError(Exception):
+    """A request is not read on; its client is told."""
+
+
 class _Flow(FlowControl):
     """uvicorn's, which reads on whenever a request asks for its body; not while enough waits behind that request."""
 
@@ -64,6 +69,8 @@ class BoundedProtocol(HttpToolsProtocol):
         # The request that is answered; uvicorn's `cycle` is the one read last.
         self._answered: RequestResponseCycle | None = None
         self._ahead = bytearray()
+        # What the client is told once it has the answers to its earlier requests; nothing is read on until then.
+        self._refusal: bytes | None = None
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -74,6 +81,11 @@ class BoundedProtocol(HttpToolsProtocol):
             answered.disconnected = True
             answered.message_event.set()
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The client sends no more. It counts as gone, but may read why a request that it cut is not served."""
+        if self._is_answering() and not self._is_ahead():
+            self._refuse(400, "invalid_body", "the request's body ends before its time; send it whole")
 
     def pause_writing(self) -> None:
         """The client does not read."""
@@ -89,6 +101,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on. What is behind the request that is answered waits here, where uvicorn would stop reading."""
+        if self._refusal is not None:
+            return
         if self._is_ahead():
             self._ahead += data
             self.flow.is_full = len(self._ahead) >= _AHEAD_LIMIT_BYTES
@@ -105,8 +119,7 @@ class BoundedProtocol(HttpToolsProtocol):
             # uvicorn stopped: for a request that has to wait, or for a body until somebody takes it.
             self.flow.resume_reading()
         if self._in_head and self._head_bytes > _HEAD_LIMIT_BYTES:
-            text = f"the request's head is larger than {_HEAD_LIMIT_BYTES} bytes; send shorter headers"
-            self._refuse(431, "headers_too_large", text)
+            self._refuse_head()
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -117,6 +130,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is whole."""
         self._stop_timer()
+        # What `data_received` counts is of use for a head that has no end.
+        if (
+            len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            > _HEAD_LIMIT_BYTES
+        ):
+            self._refuse_head()
+            raise _RefusedError
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             # Begun in `_without_upgrade`: the parser takes the body for bytes of the new protocol.
             self._offers_upgrade = True
@@ -138,6 +158,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """An answer is written: the next request is served, and read on if it is not whole yet."""
         self._answered = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
+        if self._refusal is not None:
+            if not self._is_answering() and not self.transport.is_closing():
+                self._end_with(self._refusal)
+            return
         while self._ahead and not self._is_ahead() and not self.transport.is_closing():
             piece = bytes(self._ahead[:_AHEAD_PIECE_BYTES])
             del self._ahead[:_AHEAD_PIECE_BYTES]
@@ -151,17 +175,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(400, "invalid_http", msg)
 
     def _feed(self, data: bytes) -> None:
+        rest = memoryview(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            if self._offers_upgrade:
-                self._without_upgrade(data[offer.args[0] :])
+            while rest:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as offer:
+                    if not self._offers_upgrade:
+                        return
+                    rest = rest[offer.args[0] :]
+                    self._without_upgrade()
         except httptools.HttpParserError as error:
+            if self.transport.is_closing() or self._refusal is not None:
+                return
             logger.info("a request that is not HTTP was refused: %s", type(error).__name__)
             self.send_400_response("the request cannot be read as HTTP/1.1; see the client's HTTP library")
 
-    def _without_upgrade(self, rest: bytes) -> None:
-        """Read the request again as if it had offered nothing: RFC 9110 lets a server ignore an upgrade."""
+    def _without_upgrade(self) -> None:
+        """Read the head again as if it had offered nothing: RFC 9110 lets a server ignore an upgrade."""
         head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
         for name, value in self.headers:
             kept = value
@@ -172,7 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 head += [name, b": ", kept, b"\r\n"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._feed(b"".join([*head, b"\r\n", rest]))
+        self.parser.feed_data(b"".join([*head, b"\r\n"]))
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
@@ -208,22 +240,40 @@ class BoundedProtocol(HttpToolsProtocol):
             return False
         return answered is not self.cycle or not answered.more_body
 
-    def _may_not_speak(self) -> bool:
-        """Bytes of an answer are on their way, or answers to earlier requests are due."""
+    def _has_begun(self) -> bool:
+        """Bytes of an answer are on their way."""
         answered = self._answered
-        if answered is None or answered.response_complete:
-            return False
-        return answered.response_started or bool(self.pipeline)
+        return answered is not None and answered.response_started and not answered.response_complete
+
+    def _refuse_head(self) -> None:
+        text = f"the request's head is larger than {_HEAD_LIMIT_BYTES} bytes; send shorter headers"
+        self._refuse(431, "headers_too_large", text)
 
     def _refuse(self, status: int, code: str, text: str) -> None:
-        """Answer, unless another answer is under way, and close."""
+        """Answer once the requests before have their answers, unless that to this one has begun, and close."""
         self._stop_timer()
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal is not None:
             return
-        if not self._may_not_speak():
-            content = body_of(text, code=code, status=status)
-            headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            self.transport.write(STATUS_LINE[status] + headers % len(content) + content)
+        content = body_of(text, code=code, status=status)
+        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        refusal = STATUS_LINE[status] + headers % len(content) + content
+        if self._is_ahead():
+            self._refusal = refusal
+            self._drop_unfinished()
+        else:
+            self._end_with(b"" if self._has_begun() else refusal)
+
+    def _drop_unfinished(self) -> None:
+        """Serve only what came whole: the last request may wait behind others while its body is read."""
+        if self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()
+            if self.pipeline:
+                self.cycle = self.pipeline[0][0]
+            elif self._answered is not None:
+                self.cycle = self._answered
+
+    def _end_with(self, words: bytes) -> None:
+        self.transport.write(words)
         self.transport.close()
 
 
