@@ -156,6 +156,27 @@ def test_abort_during_a_fetch_gives_blocks_back_when_it_has_ended(bench: Bench) 
             assert bench.engine.counters.handoffs_failed == 0, "the client left; nobody failed"
 
 
+def test_failed_handoff_says_why_in_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    bench.submit("wanting", "x" * 40, remote=RemotePrefill("e", "r", "127.0.0.1", port, 40, 3))
+    _text, last = bench.finish("wanting")["wanting"]
+    assert last.error is not None
+    assert f"handoff of request wanting failed: {last.error}" in caplog.messages
+
+
+def test_handoff_that_is_broken_off_says_why_in_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", bench.engine.handoff_port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n")
+        assert not stranger.recv(1), "the engine hangs up"
+    for thread in threading.enumerate():
+        if thread.name == "handoff-send":
+            thread.join(WAIT_S)
+    assert "handoff broken off: the peer does not speak the handoff protocol" in caplog.messages
+
+
 def test_lease_ends_by_itself(loaded: Loaded) -> None:
     bench = start(loaded, lease_s=0.05)
     bench.submit("kept", "hand me over " * 5, replace(GREEDY, max_tokens=1), hand_off=True)

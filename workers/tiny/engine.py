@@ -254,7 +254,7 @@ class Engine:
             self._scheduler.fetched(job, tokens=tokens)
         else:
             self.counters.handoffs_failed += 1
-            logger.warning("handoff failed", extra={"request": request_id, "reason": error})
+            logger.warning("handoff of request %s failed: %s", request_id, error)
             requeue = self._options.kv_load_failure_policy == "recompute"
             self._scheduler.not_fetched(job, requeue=requeue)
             if not requeue:

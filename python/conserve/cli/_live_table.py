@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from conserve._counted import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -45,7 +47,7 @@ def show(plan: LivePlan, engines: Engines, told: Comparison, console: Console) -
 def _measured(plan: LivePlan, engines: Engines, told: Comparison) -> Table:
     table = _table(
         f"{engines.words}: {plan.trace} at scale {plan.scale:g}, {plan.rate_per_s:g}/s, "
-        f"{plan.conversations} conversations, {plan.rounds} rounds",
+        f"{counted(plan.conversations, 'conversation')}, {counted(plan.rounds, 'round')}",
         "p50 TTFET s",
         "p95 TTFET s",
         "p95 without tools",

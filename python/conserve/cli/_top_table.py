@@ -9,6 +9,8 @@ from typing import Final, TypeVar
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from conserve._counted import counted
+
 from ._fit import Column, fitted
 from ._top_look import TierRow, View, WorkerRow
 
@@ -69,8 +71,8 @@ def tables(url: str, shown: View, *, width: int, trouble: str | None = None) -> 
 def _head(url: str, shown: View) -> str:
     words = [
         url,
-        f"{shown.conversations} conversations",
-        f"{shown.in_flight} requests under way",
+        counted(shown.conversations, "conversation"),
+        f"{counted(shown.in_flight, 'request')} under way",
         f"in line: {shown.waiting} new, {shown.waiting_tail} later turns",
     ]
     if shown.power_w is not None:

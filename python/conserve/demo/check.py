@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from .mishaps import mishaps
 from .report import ConversationReport, FleetReport
 
 _SHOWN_CHARS = 24
@@ -15,12 +16,11 @@ def broken_promises(conversations: Sequence[ConversationReport], fleet: FleetRep
         label = conversation.agent.label
         if conversation.handoffs != 1:
             yield f"conversation {label} was handed over {conversation.handoffs} times, not once"
-        if conversation.relocations != 0:
-            yield f"conversation {label} was relocated {conversation.relocations} times"
         if len(conversation.decoders) != 1:
             yield f"conversation {label} ran on {len(conversation.decoders)} decoders: {', '.join(conversation.decoders)}"
         if conversation.recomputed_tokens:
             yield f"conversation {label}: {conversation.recomputed_tokens} tokens in whole blocks were computed again"
+    yield from mishaps(conversations, fleet)
     yield from miscounted(conversations, fleet)
     yield from misbooked(conversations, fleet)
 

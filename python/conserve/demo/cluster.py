@@ -21,11 +21,12 @@ MODEL_NAME = "demo"
 _PYTHON = (sys.executable, "-P", "-m")
 
 # Three engines, the router and the agents share what may be two slow cores: a worker that is merely slow is not to be
-# taken for a lost one, which would relocate its conversations.
+# taken for a lost one, which would relocate its conversations, nor a slow handoff for a broken one.
+_PATIENT_S = "600"
 _PATIENCE = {
-    "CONSERVE_PREFILL_TIMEOUT_S": "600",
-    "CONSERVE_FIRST_BYTE_TIMEOUT_S": "600",
-    "CONSERVE_STREAM_IDLE_TIMEOUT_S": "600",
+    "CONSERVE_PREFILL_TIMEOUT_S": _PATIENT_S,
+    "CONSERVE_FIRST_BYTE_TIMEOUT_S": _PATIENT_S,
+    "CONSERVE_STREAM_IDLE_TIMEOUT_S": _PATIENT_S,
     "CONSERVE_PROBE_TIMEOUT_S": "20",
 }
 
@@ -49,7 +50,7 @@ def worker_spec(name: str, role: str, options: Options, *, kv_blocks: int) -> Pr
             *("--host", "127.0.0.1", "--port", "0", "--handoff-port", "0"),
             *("--kv-blocks", str(kv_blocks), "--block-size", str(BLOCK_SIZE)),
             *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(max(16, options.conversations))),
-            *("--threads", str(options.threads)),
+            *("--threads", str(options.threads), "--handoff-timeout-s", _PATIENT_S),
         ),
         env={"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .agent import Agent, Turn
@@ -152,7 +153,10 @@ class FleetReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run. `checked` says whether the texts were compared with one engine; `problems` is what is not as it should be."""
+    """A whole run. `checked` says whether the texts were compared with one engine; `problems` is what is not as it should be.
+
+    `mishaps` is what did not go as planned, `warnings` what the logs say of it; `logs` is their folder where it is kept.
+    """
 
     model: str
     conversations: tuple[ConversationReport, ...]
@@ -161,6 +165,9 @@ class Report:
     checked: bool = False
     check_elapsed_s: float | None = None
     problems: tuple[str, ...] = ()
+    mishaps: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    logs: Path | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The file of `--json`."""
@@ -172,6 +179,7 @@ class Report:
                 "elapsed_s": None if self.check_elapsed_s is None else round(self.check_elapsed_s, 3),
                 "problems": list(self.problems),
             },
+            "mishaps": list(self.mishaps),
             "conversations": [conversation.as_json() for conversation in self.conversations],
             "fleet": self.fleet.as_json(self.conversations),
         }

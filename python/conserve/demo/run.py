@@ -15,12 +15,14 @@ from pathlib import Path
 
 import aiohttp
 
+from conserve._counted import counted
 from conserve.supervisor import Fleet, SupervisorError, WorkerProcess
 
 from . import check, cluster, facts
 from .agent import Agent, Server, Turn, converse
 from .client import READ_BUFFER_BYTES
 from .errors import DemoError
+from .mishaps import mishaps, warnings
 from .options import BLOCK_SIZE, DECODERS, PREFILLERS, Options
 from .plan import make_plan
 from .progress import Progress
@@ -33,7 +35,8 @@ _TENANTS = "abcdefghijklmnopqrstuvwxyz"
 async def run_demo(options: Options, progress: Progress) -> Report:
     """Serve the conversations, and once more on one engine when `options.check` asks for it.
 
-    All processes have ended when this returns or raises, also when it is cancelled. The logs are kept when it fails.
+    All processes have ended when this returns or raises, also when it is cancelled. The logs are kept when something
+    went wrong; the report names their folder.
 
     Raises:
         DemoError: a process did not start or ended, or a turn was not served.
@@ -58,8 +61,14 @@ async def run_demo(options: Options, progress: Progress) -> Report:
         raise DemoError(f"{error}\nThe logs of all processes are in {logs}") from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise DemoError(f"the router or a worker did not answer: {error}\nThe logs are in {logs}") from error
-    if not report.problems:
-        shutil.rmtree(logs, ignore_errors=True)
+    return with_logs(report, logs)
+
+
+def with_logs(report: Report, logs: Path) -> Report:
+    """The report with the folder of the logs and what they warn of; the folder of a plain run is removed."""
+    if report.problems or report.mishaps:
+        return replace(report, logs=logs, warnings=warnings(logs))
+    shutil.rmtree(logs, ignore_errors=True)
     return report
 
 
@@ -90,7 +99,8 @@ async def _routed(
         serving = await cluster.start_cluster(fleet, options, on_ready=progress.process_ready)
         await facts.all_joined(session, serving.router, serving.workers, timeout_s=options.start_timeout_s)
         progress.phase(
-            f"{len(agents)} agents work on {options.workdir}: {options.turns} turns each, "
+            f"{len(agents)} {'agent works' if len(agents) == 1 else 'agents work'} on {options.workdir}: "
+            f"{counted(options.turns, 'turn')} each, "
             f"{'with' if options.headers else 'without'} conversation headers"
         )
         began = time.perf_counter()
@@ -112,6 +122,7 @@ async def _routed(
         fleet=workers,
         elapsed_s=elapsed_s,
         problems=problems,
+        mishaps=tuple(mishaps(conversations, workers)),
     )
 
 

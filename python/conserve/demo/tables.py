@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from conserve._counted import counted
+
 from .report import Report, placements
 
 _WIDE = 114
@@ -20,10 +22,17 @@ def show(report: Report, console: Console) -> None:
     console.print(_summary(report), highlight=False)
     for problem in report.problems:
         console.print(Text(f"✗ {problem}", style="bold red"))
+    for mishap in report.mishaps:
+        if mishap not in report.problems:
+            console.print(Text(f"! {mishap}", style="bold yellow"))
+    for warning in report.warnings:
+        console.print(Text(f"    {warning}"))
+    if report.logs is not None:
+        console.print(Text(f"The logs of all processes are in {report.logs}"), soft_wrap=True)
     if report.checked and not report.problems:
         console.print(
             Text(
-                f"✓ all {len(report.conversations)} conversations: one handoff, one decoder, nothing computed twice beyond "
+                f"✓ {_all(len(report.conversations))}: one handoff, one decoder, nothing computed twice beyond "
                 "partial blocks, and every text equal to a single engine's",
                 style="bold green",
             )
@@ -87,12 +96,16 @@ def _shortened(path: str) -> str:
     return path if len(path) <= _PATH_CHARS else "…" + path[1 - _PATH_CHARS :]
 
 
+def _all(count: int) -> str:
+    return "the conversation" if count == 1 else f"all {count} conversations"
+
+
 def _summary(report: Report) -> str:
     handoffs = sum(one.handoffs for one in report.conversations)
     turns = sum(len(one.turns) for one in report.conversations)
     text = (
-        f"{len(report.conversations)} conversations, {turns} turns, {handoffs} KV handoffs, "
-        f"{sum(one.relocations for one in report.conversations)} relocations in {report.elapsed_s:.0f} s."
+        f"{counted(len(report.conversations), 'conversation')}, {counted(turns, 'turn')}, {counted(handoffs, 'KV handoff')}, "
+        f"{counted(sum(one.relocations for one in report.conversations), 'relocation')} in {report.elapsed_s:.0f} s."
     )
     if report.check_elapsed_s is not None:
         text += f" The same on one engine: {report.check_elapsed_s:.0f} s."

@@ -55,7 +55,7 @@ def conversation(
     )
 
 
-def fleet(computed: int, *, booked: int = 10, check: str = "ok") -> FleetReport:
+def fleet(computed: int, *, booked: int = 10, check: str = "ok", **dispatch: int) -> FleetReport:
     return FleetReport(
         workers=(
             WorkerReport("p0", "prefiller", 100, 0, 0, 1, 0),
@@ -64,6 +64,7 @@ def fleet(computed: int, *, booked: int = 10, check: str = "ok") -> FleetReport:
         router={
             "workers": [{"name": "p0", "booked_blocks": 0}, {"name": "d0", "booked_blocks": booked}],
             "check": check,
+            "dispatch": dispatch,
         },
     )
 

@@ -64,7 +64,7 @@ def test_conversation_that_keeps_every_promise_has_no_problem() -> None:
     ("case", "computed", "problem"),
     [
         (conversation(1, handoffs=2), COMPUTED, "conversation task-1 was handed over 2 times, not once"),
-        (conversation(2, relocations=1), COMPUTED, "conversation task-2 was relocated 1 times"),
+        (conversation(2, relocations=1), COMPUTED, "conversation task-2 was relocated once: d0"),
         (conversation(3, decoders=("d0", "d1")), COMPUTED, "conversation task-3 ran on 2 decoders: d0, d1"),
         (
             conversation(4, cached=0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,29 @@ def test_success_prints_the_tables_and_writes_the_file(
 def test_problem_is_named_and_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     result = call(
-        monkeypatch, report("conversation task-1 was relocated 1 times", checked=True), "--json", str(path)
+        monkeypatch, report("conversation task-1 was relocated once: d0", checked=True), "--json", str(path)
     )
     assert result.exit_code == 1
-    assert "conversation task-1 was relocated 1 times" in result.output
+    assert "conversation task-1 was relocated once: d0" in result.output
     assert "every text equal" not in result.output
-    assert json.loads(path.read_text())["check"]["problems"] == ["conversation task-1 was relocated 1 times"]
+    assert json.loads(path.read_text())["check"]["problems"] == ["conversation task-1 was relocated once: d0"]
+
+
+def test_mishap_is_told_below_the_tables_with_the_logs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    unplanned = replace(
+        report(),
+        mishaps=("the router had a prompt computed again",),
+        warnings=("d0: WARNING handoff of request 7 failed: timed out",),
+        logs=tmp_path,
+    )
+    result = call(monkeypatch, unplanned)
+    assert result.exit_code == 0, "without --check it is told, not refused"
+    below = result.output[result.output.index("4 turns, 2 KV handoffs") :]
+    assert "! the router had a prompt computed again" in below
+    assert "d0: WARNING handoff of request 7 failed: timed out" in below
+    assert f"The logs of all processes are in {tmp_path}" in below
 
 
 @pytest.mark.parametrize(

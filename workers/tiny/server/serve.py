@@ -137,7 +137,7 @@ def _parent_watch(stop: asyncio.Event, orphaned: asyncio.Event) -> Iterator[None
     parent = os.getppid()
 
     def gone() -> None:
-        logger.warning("the parent process ended", extra={"parent": parent})
+        logger.warning("the parent process %d ended", parent)
         orphaned.set()
         stop.set()
 
