@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from conserve._counted import counted
 from conserve.errors import ConfigError
 from conserve.sim.compare import (
     MAX_CONVERSATIONS,
     MAX_ENGINES,
     MAX_SEEDS,
+    PRESETS,
     SIMULATED,
     Fleet,
     Outcome,
@@ -53,7 +55,7 @@ def sim(
     fleet: Annotated[
         str, typer.Option(help=f"Prefillers and decoders, at most {MAX_ENGINES} in all.")
     ] = "1P3D",
-    preset: Annotated[str, typer.Option(help="GPU and model, as in the guide.")] = "a40",
+    preset: Annotated[str, typer.Option(help=f"GPU and model, one of {', '.join(PRESETS)}.")] = "a40",
     conversations: Annotated[int, typer.Option(min=1, max=MAX_CONVERSATIONS, help="In each run.")] = 200,
     seeds: Annotated[int, typer.Option(min=1, max=MAX_SEEDS, help="Runs of each policy.")] = 10,
     traces: Annotated[
@@ -68,6 +70,8 @@ def sim(
     if context.invoked_subcommand is not None:
         return
     try:
+        if trace not in WORKLOADS:
+            raise ConfigError(f"--trace {trace}: choose one of {', '.join(WORKLOADS)}", key="trace")
         plan = Plan(
             workload=trace,
             policies=split_names(policy),
@@ -92,7 +96,10 @@ def sim(
 
 def _tables(plan: Plan, outcomes: list[Outcome], width: int) -> list[Table]:
     source = "recorded" if plan.traces else "generated, not recorded"
-    title = f"{plan.workload} ({source}), {plan.rate_per_s:g}/s, {plan.conversations} conversations, {plan.seeds} seeds"
+    title = (
+        f"{plan.fleet}, {plan.workload} ({source}), {plan.rate_per_s:g}/s, "
+        f"{counted(plan.conversations, 'conversation')}, {counted(plan.seeds, 'seed')}"
+    )
     changes = ["—", *(_percent(one.ttfet_p95_change) for one in outcomes[1:])]
     columns = (
         Column("p50 TTFET s", [_number(one.ttfet_p50_s) for one in outcomes]),

@@ -27,12 +27,36 @@ if TYPE_CHECKING:
 
     from conserve._core import SimResult
 
-__all__ = ["POLICIES", "SIMULATED", "SPLIT_POLICIES", "Fleet", "Outcome", "Plan", "compare", "split_names"]
+__all__ = [
+    "POLICIES",
+    "PRESETS",
+    "SIMULATED",
+    "SPLIT_POLICIES",
+    "Fleet",
+    "Outcome",
+    "Plan",
+    "compare",
+    "split_names",
+]
 
 SPLIT_POLICIES: Final = (*(name for name, splits, _ in policies() if splits), "oracle")
 """Policies that need prefillers."""
 SIMULATED: Final = (*POLICIES, "oracle")
 """Those that `compare` runs: what `conserve serve` takes, and one that no router could be."""
+
+PRESETS: Final = {
+    "a40": "A40, Qwen3-0.6B",
+    "a40-eager": "A40 without CUDA graphs, Qwen3-0.6B",
+    "l40s": "L40S, Qwen3-0.6B",
+    "a100": "A100, Qwen3-0.6B",
+    "h100": "H100, Qwen3-0.6B",
+    "h200": "H200, Qwen3-0.6B",
+    "a40-8b": "A40, 8B model",
+    "l40s-8b": "L40S, 8B model",
+    "a100-8b": "A100, 8B model",
+    "h200-8b": "H200, 8B model",
+}
+"""What each preset of an engine stands for."""
 
 MAX_ENGINES: Final = 1024
 """Most prefillers and decoders together."""
@@ -61,12 +85,17 @@ class Fleet:
     decoders: int
     preset: str = "a40"
 
+    def __post_init__(self) -> None:
+        """Refuses a preset that there is not."""
+        if self.preset not in PRESETS:
+            raise ConfigError(f"preset is {self.preset!r}; choose from {', '.join(PRESETS)}", key="preset")
+
     @classmethod
     def read(cls, text: str, *, preset: str = "a40") -> Fleet:
         """The fleet written as `1P3D`.
 
         Raises:
-            ConfigError: it is not written like that, or lacks prefillers or decoders.
+            ConfigError: it is not written like that, lacks prefillers or decoders, or there is no such preset.
         """
         found = _FLEET.fullmatch(text)
         prefillers, decoders = map(int, found.groups()) if found else (0, 0)
@@ -82,6 +111,10 @@ class Fleet:
         if _name(policy) not in SPLIT_POLICIES:
             roles = ["both"] * len(roles)
         return [{"role": role, "preset": self.preset} for role in roles]
+
+    def __str__(self) -> str:
+        """As it is written, with what its preset stands for: `1P3D of a40 (A40, Qwen3-0.6B)`."""
+        return f"{self.prefillers}P{self.decoders}D of {self.preset} ({PRESETS[self.preset]})"
 
 
 @dataclass(frozen=True, slots=True)

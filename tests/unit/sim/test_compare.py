@@ -10,7 +10,9 @@ import pytest
 
 from conserve import ConfigError
 from conserve.cli import main
-from conserve.sim.compare import POLICIES, Fleet, Plan, compare, split_names
+from conserve.sim.compare import POLICIES, PRESETS, Fleet, Plan, compare, split_names
+from conserve.sim.run import columns, simulate
+from conserve.sim.workload import generate
 
 
 def plan(policies: tuple[str, ...], *, rate_per_s: float = 0.2, seeds: int = 2) -> Plan:
@@ -72,6 +74,26 @@ def test_the_command_names_a_wrong_option(capsys: pytest.CaptureFixture[str]) ->
     assert "policy is 'guess'" in capsys.readouterr().err
     assert main(["sim", "--policy", "strict,ampd(luck)"]) == 2
     assert "rule = luck is out of range" in capsys.readouterr().err
+    assert main(["sim", "--trace", "nothere"]) == 2
+    assert capsys.readouterr().err.startswith("conserve sim: --trace nothere: choose one of swebench, ")
+    assert main(["sim", "--preset", "h100-8b"]) == 2
+    shown = capsys.readouterr().err
+    assert shown == f"conserve sim: preset is 'h100-8b'; choose from {', '.join(PRESETS)}\n"
+
+
+def test_presets_are_those_of_the_core() -> None:
+    workload = columns(list(generate("swe-agent", 1, seed=1)), arrivals_s=[0.0])
+    with pytest.raises(ConfigError) as refused:
+        simulate({"engines": [{"role": "both", "preset": "none"}]}, workload, seed=1)
+    assert sorted(re.findall(r"`([\w-]+)`", str(refused.value))[1:]) == sorted(PRESETS)
+
+
+def test_the_title_says_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sim", "--policy", "strict", "--conversations", "1", "--seeds", "1", "--preset", "l40s-8b"]
+    assert main([*words, "--fleet", "1P2D"]) == 0
+    title = capsys.readouterr().out.splitlines()[0]
+    assert title.startswith("1P2D of l40s-8b (L40S, 8B model), swe-agent (generated, not recorded), ")
+    assert "1 conversation, 1 seed" in title
 
 
 @pytest.mark.parametrize(
