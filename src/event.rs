@@ -82,8 +82,14 @@ pub enum Reason {
         /// Its observed throughput in tokens per second.
         tokens_per_s: Option<f64>,
     },
-    /// No prefiller is left; the decoder computes the prompt itself.
+    /// Each prefiller that was asked failed; the decoder computes the prompt itself.
     NoPrefillerLeft,
+    /// The prefiller kept no KV to hand over; the decoder computes the prompt itself.
+    NoKvKept,
+    /// The KV did not come to the decoder, or not in time; it computes the prompt itself.
+    HandoffFailed,
+    /// The workers' connector hands nothing over; the decoder computes the prompt itself.
+    NoConnector,
     /// A policy that compares costs found this one cheaper.
     Cheaper {
         /// Estimated cost at the place chosen, in milliseconds.
@@ -140,9 +146,18 @@ impl fmt::Display for Reason {
                 "the prefiller chosen first failed; next: {queued} tokens queued, {}",
                 rate(tokens_per_s)
             ),
-            Self::NoPrefillerLeft => {
-                f.write_str("no prefiller is left; the decoder computes the prompt itself")
-            }
+            Self::NoPrefillerLeft => f.write_str(
+                "each prefiller that was asked failed; the decoder computes the prompt itself",
+            ),
+            Self::NoKvKept => f.write_str(
+                "the prefiller kept no KV to hand over; the decoder computes the prompt itself",
+            ),
+            Self::HandoffFailed => f.write_str(
+                "the handoff failed: the KV did not come, or not in time; the decoder computes the prompt itself",
+            ),
+            Self::NoConnector => f.write_str(
+                "the connector hands nothing over; the decoder computes the prompt itself",
+            ),
             Self::Cheaper {
                 cost_ms,
                 instead_of_ms,

@@ -118,13 +118,9 @@ impl Turn {
     /// none is left, and the decoder computes the prompt itself. [`Turn::route`] tells the same.
     pub fn reprefill(&mut self, avoid: &[WorkerId], now: Timestamp) -> Option<WorkerRef> {
         self.latest = now;
+        self.leave_prefiller(now);
         let anchor = Arc::clone(&self.anchor);
         let grant = &mut self.grant;
-        anchor.forsake(grant, now);
-        if let Some(queued) = &grant.queued {
-            anchor.fleet.worker(queued.prefiller).misses.missed(now);
-        }
-        anchor.dequeue(grant, None, now);
         let turn = TurnView {
             tie: grant.key.folded(),
             prompt: grant.prompt,
@@ -153,6 +149,29 @@ impl Turn {
             since: now,
         });
         Some(prefiller.reference())
+    }
+
+    /// The decoder computes the prompt itself, because of `reason`. No other prefiller is asked, and none is blamed.
+    pub(crate) fn prefill_at_decoder(&mut self, reason: Reason, now: Timestamp) {
+        self.latest = now;
+        self.leave_prefiller(now);
+        let grant = &mut self.grant;
+        (grant.prefiller, grant.reason) = (None, reason);
+        self.route = OnceLock::new();
+        let computes = grant.decoder;
+        self.anchor
+            .work(grant, Some((computes, Doing::Prefill)), now);
+    }
+
+    /// KV that waits at the prefiller is an orphan; a prefiller that has not computed it missed a turn.
+    fn leave_prefiller(&mut self, now: Timestamp) {
+        let grant = &mut self.grant;
+        self.anchor.forsake(grant, now);
+        if let Some(queued) = &grant.queued {
+            let prefiller = self.anchor.fleet.worker(queued.prefiller);
+            prefiller.misses.missed(now);
+        }
+        self.anchor.dequeue(grant, None, now);
     }
 
     /// The client got its first token.

@@ -1,6 +1,7 @@
 //! Every row of the failure table.
 
 use super::*;
+use crate::event::Reason;
 
 const GARBAGE: [(u16, &str); 5] = [
     (200, "<html>"),
@@ -274,6 +275,41 @@ fn a_decoder_that_cannot_load_the_kv_computes_the_prompt_itself() {
         assert_eq!(world.counter("handoffs_recomputed"), 1);
         world.untouched();
     }
+}
+
+#[test]
+fn a_prompt_computed_on_the_decoder_says_what_became_of_the_handoff() {
+    let stopped = r#"{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":40},"kv_transfer_params":null}"#;
+    for (prefilled, decoded, reason) in [
+        ((200, PREFILLED), Some(500), Reason::HandoffFailed),
+        ((200, stopped), None, Reason::NoKvKept),
+        ((500, "{}"), None, Reason::NoPrefillerLeft),
+    ] {
+        let world = world(1, 1);
+        let mut turn = world.open(&TASK, &chat(""));
+        turn.start();
+        turn.answered(prefilled.0, prefilled.1).call("d0");
+        if let Some(status) = decoded {
+            turn.answered(status, "{}").call("d0");
+        }
+        turn.answered(200, ANSWER).reply(200);
+        assert_eq!(turn.dispatch.reason(), Some(reason));
+        world.settled();
+    }
+}
+
+#[test]
+fn prefillers_that_were_not_asked_are_not_blamed() {
+    let world = world(5, 1);
+    let mut turn = world.open(&TASK, &chat(""));
+    turn.start();
+    turn.answered(200, PREFILLED).call("d0");
+    turn.answered(500, "{}").call("d0");
+    turn.answered(200, ANSWER).reply(200);
+    let blamed = |row: &&crate::router::WorkerRow| row.others_first;
+    let snapshot = world.router.snapshot(turn.now);
+    assert_eq!(snapshot.workers.iter().filter(blamed).count(), 0);
+    world.settled();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::dispatch::connector::{Handoff, MEMBER, Stale};
 use crate::dispatch::headers::{self, Header};
 use crate::dispatch::{splice, sse};
 use crate::error::Phase;
-use crate::event::{FailReason, LostReason, TurnKind};
+use crate::event::{FailReason, LostReason, Reason, TurnKind};
 use crate::router::Turn;
 use crate::units::{Timestamp, WorkerId};
 
@@ -21,26 +21,14 @@ impl Dispatch {
     pub(super) fn decode_alone(
         &mut self,
         mut turn: Turn,
-        mut tried: Vec<WorkerId>,
+        tried: Vec<WorkerId>,
+        reason: Reason,
         now: Timestamp,
     ) -> Action {
-        Self::leave_prefillers(&mut turn, &mut tried, now);
-        self.decode(turn, None, tried, now)
-    }
-
-    /// No prefiller has a part in the turn any more; KV that waits at one is an orphan.
-    pub(super) fn leave_prefillers(turn: &mut Turn, tried: &mut Vec<WorkerId>, now: Timestamp) {
         if turn.route().handoff {
-            tried.extend(
-                turn.route()
-                    .prefiller
-                    .as_ref()
-                    .map(|prefiller| prefiller.id),
-            );
-            while let Some(next) = turn.reprefill(tried, now) {
-                tried.push(next.id);
-            }
+            turn.prefill_at_decoder(reason, now);
         }
+        self.decode(turn, None, tried, now)
     }
 
     pub(super) fn decode(
@@ -115,7 +103,7 @@ impl Dispatch {
             return self.prefill(turn, next, tried, now);
         }
         self.shared.counters.prefills_on_decoder.add();
-        self.decode_alone(turn, tried, now)
+        self.decode_alone(turn, tried, Reason::HandoffFailed, now)
     }
 
     pub(super) fn decode_begins(
@@ -215,7 +203,7 @@ impl Dispatch {
     /// The decoder could not load the KV, most likely: once more, and it computes the prompt itself.
     pub(super) fn recompute(&mut self, decoding: Decoding, now: Timestamp) -> Action {
         self.shared.counters.handoffs_recomputed.add();
-        self.decode_alone(decoding.turn, decoding.tried, now)
+        self.decode_alone(decoding.turn, decoding.tried, Reason::HandoffFailed, now)
     }
 
     /// A decoder that pulls after the lease answers 200 with a wrong text (I10). A whole answer takes as long as its text, so
@@ -233,7 +221,7 @@ impl Dispatch {
     /// What the decoder answered may be about somebody else's KV: nobody sees it.
     pub(super) fn distrust(&mut self, decoding: Decoding, now: Timestamp) -> Action {
         self.shared.counters.handoffs_expired.add();
-        self.decode_alone(decoding.turn, decoding.tried, now)
+        self.decode_alone(decoding.turn, decoding.tried, Reason::HandoffFailed, now)
     }
 
     fn decode_done(

@@ -9,7 +9,7 @@ use crate::dispatch::connector::{MEMBER, Peer};
 use crate::dispatch::headers::{self, Header};
 use crate::dispatch::splice;
 use crate::error::Phase;
-use crate::event::FailReason;
+use crate::event::{FailReason, Reason};
 use crate::fleet::WorkerRef;
 use crate::router::Turn;
 use crate::units::{Timestamp, Tokens, WorkerId};
@@ -104,7 +104,7 @@ impl Dispatch {
         let Prefilling {
             mut turn,
             worker,
-            mut tried,
+            tried,
             asked,
         } = prefilling;
         let (size, transfer_id) = (self.request().peek.size, &self.request().transfer_id);
@@ -130,7 +130,7 @@ impl Dispatch {
         }
         if handoff.is_none() {
             // The model ended at its first token, so the engine kept no KV to hand over, and none is orphaned.
-            Self::leave_prefillers(&mut turn, &mut tried, now);
+            turn.prefill_at_decoder(Reason::NoKvKept, now);
             self.shared.router.forgive(worker.id);
         }
         self.found = answer.usage.and_then(|usage| usage.cached);
@@ -178,7 +178,7 @@ impl Dispatch {
             return self.prefill(turn, next, tried, now);
         }
         self.shared.counters.prefills_on_decoder.add();
-        self.decode_alone(turn, tried, now)
+        self.decode_alone(turn, tried, Reason::NoPrefillerLeft, now)
     }
 
     fn may_retry(&self, tried: &[WorkerId]) -> bool {

@@ -13,6 +13,7 @@ use crate::dispatch::ident;
 use crate::dispatch::peek::{Endpoint, Peek, peek};
 use crate::dispatch::refusal::Refusal;
 use crate::error::Rejected;
+use crate::event::Reason;
 use crate::identity::{ConversationKey, TenantKey};
 use crate::router::{Begin, Ticket, Turn, TurnRequest};
 use crate::units::{Timestamp, Tokens};
@@ -195,7 +196,7 @@ impl Dispatch {
             Some(prefiller) if self.shared.config.connector.hands_over() => {
                 self.prefill(turn, prefiller, Vec::new(), now)
             }
-            _ => self.decode_alone(turn, Vec::new(), now),
+            _ => self.decode_alone(turn, Vec::new(), Reason::NoConnector, now),
         }
     }
 
