@@ -16,6 +16,8 @@ MESSAGES = '"messages":[{"role":"user","content":"hi"}]'
 
 BODIES: dict[str, tuple[bytes, str, str | None]] = {
     "not JSON": (b"hello", "invalid_json", None),
+    "not JSON, though it begins as null does": (b"not json", "invalid_json", None),
+    "an array cut off": (b"[1", "invalid_json", None),
     "cut off": (b'{"model":"mock",', "invalid_json", None),
     "two values": (f'{{"model":"mock",{MESSAGES}}} {{}}'.encode(), "invalid_json", None),
     "a NaN": (f'{{"model":"mock",{MESSAGES},"seed":NaN}}'.encode(), "invalid_json", None),

@@ -4,7 +4,7 @@
 
 use super::faults::{check_type, duplicate, missing, wrong_type};
 use super::{Endpoint, Field, Limits, Message, NAMES, Name, Peek, Size, StreamOptions};
-use crate::dispatch::json::{Key, Kind, Scanner, Span, Text};
+use crate::dispatch::json::{Key, Kind, Malformed, Scanner, Span, Text};
 use crate::dispatch::refusal::Refusal;
 
 pub(super) struct Reader<'a> {
@@ -47,6 +47,14 @@ impl<'a> Reader<'a> {
     pub(super) fn read(&mut self) -> Result<(), Refusal> {
         let kind = self.scanner.kind()?;
         if kind != Kind::Object {
+            let read = self
+                .scanner
+                .skip_value()
+                .and_then(|()| self.scanner.finish());
+            // `nul` is no null, and `[1` no list.
+            if let Err(malformed @ Malformed::Expected { .. }) = read {
+                return Err(malformed.into());
+            }
             let message = format!(
                 "the request body must be a JSON object, not {}",
                 kind.noun()

@@ -32,6 +32,13 @@ fn bodies_that_are_no_request() {
     for (body, code, param) in [
         (&b""[..], "empty_body", None),
         (b"hello", "invalid_json", None),
+        (b"not json", "invalid_json", None),
+        (b"nul", "invalid_json", None),
+        (b"[1", "invalid_json", None),
+        (b"\"x", "invalid_json", None),
+        (b"null null", "invalid_json", None),
+        (b"null", "invalid_type", None),
+        (b"\"x\"", "invalid_type", None),
         (b"[]", "invalid_type", None),
         (unicode, "invalid_utf8", None),
         (deep.as_bytes(), "nesting_too_deep", None),
@@ -72,7 +79,7 @@ fn bodies_that_are_no_request() {
         );
         assert_eq!(error["type"], "invalid_request_error");
     }
-    assert_eq!(world.counter("requests_refused"), 12);
+    assert_eq!(world.counter("requests_refused"), 19);
 }
 
 #[test]
