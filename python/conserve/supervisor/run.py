@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from conserve._counted import counted
+
 from .fleet import Fleet
 from .fleet_file import FleetFile
 from .keeper import Ended, Happening, NotRestarted, Restarted, keep
@@ -56,10 +58,10 @@ async def serve_fleet(fleet: FleetFile, plan: Plan, *, log_dir: Path, tell: Call
 async def _serve(fleet: FleetFile, plan: Plan, processes: Fleet, tell: Callable[[Told], None]) -> None:
     """Start the workers, then the router, then keep them all running until cancelled."""
     specs = [each.spec for each in plan.workers]
-    tell(f"starting {len(specs)} workers; logs in {processes.log_dir}")
+    tell(f"starting {counted(len(specs), 'worker')}; logs in {processes.log_dir}")
     await _start(processes, specs, fleet.start_timeout_s, tell)
     router = await processes.start([plan.router], timeout_s=_ROUTER_START_S)
-    tell(f"conserve serves {router[plan.router.name]}/v1 ({len(specs)} workers)")
+    tell(f"conserve serves {router[plan.router.name]}/v1 ({counted(len(specs), 'worker')})")
     names = [*(spec.name for spec in specs), plan.router.name]
     await keep(
         processes, names, timeout_s=fleet.start_timeout_s, tell=lambda happening: tell(_in_words(happening))
