@@ -14,6 +14,7 @@ from conserve.settings import Settings
 from conserve.supervisor import launch
 from conserve.supervisor.fleet_file import FleetFile
 from conserve.supervisor.launch import Plan, plan
+from tests.support.certificates import make_certificate
 from tests.unit.supervisor.test_fleet_file import GOOD
 
 ROOT = Path(__file__).parents[3]
@@ -71,6 +72,13 @@ def test_router_gets_the_workers_and_its_settings() -> None:
     seen = router.environment({"CONSERVE_DECODERS": "http://other", "CONSERVE_CONTROL_KEY": "k"})
     assert "CONSERVE_DECODERS" not in seen, "the file says which workers there are"
     assert seen["CONSERVE_CONTROL_KEY"] == "k", "secrets come from the environment only"
+
+
+def test_a_router_with_a_certificate_is_at_https(tmp_path: Path) -> None:
+    own = make_certificate(tmp_path)
+    made = planned(f'{TINY}tls_cert = "{own.chain}"\ntls_key = "{own.key}"\n')
+    assert made.router_url.startswith("https://127.0.0.1:")
+    assert made.router.env["CONSERVE_TLS_CERT"] == str(own.chain)
 
 
 def test_without_a_connector_nothing_is_handed_over() -> None:
