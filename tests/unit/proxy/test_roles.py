@@ -70,6 +70,11 @@ def test_the_router_follows_its_advice_where_it_is_asked_to(
     assert router.snapshot().prefillers == 0, "not before three minutes"
     work(router, clock, ids, seconds=30, output_tokens=11)
     roles.look()
+    assert log.messages[-1].startswith(
+        "roles (auto): 1 workers only compute prompts; advice: 2 of 4 workers "
+    )
+    work(router, clock, ids, seconds=200, output_tokens=11)
+    roles.look()
     assert log.messages[-1].startswith("roles (auto): 2 workers only compute prompts; advice: ")
     metrics = router.metrics()
     assert "conserve_acting_prefillers 2\n" in metrics
