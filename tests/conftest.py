@@ -6,9 +6,12 @@ import signal
 
 
 def pytest_configure() -> None:
-    """Let SIGINT mean what it means at a terminal.
+    """Let SIGINT and SIGHUP mean what they mean at a terminal.
 
-    A shell starts background jobs with SIGINT ignored, and what is ignored stays ignored in every process that a test starts.
+    A shell starts background jobs with SIGINT ignored, `nohup` its command with SIGHUP, and what is ignored stays ignored in
+    every process that a test starts. What is handled does not: then it ends those, and the tests themselves go on.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
