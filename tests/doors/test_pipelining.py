@@ -19,7 +19,7 @@ from tests.support.cluster import CHAT, WAIT_S, OpenDoor, chat_body, run_cluster
 from tests.support.raw import RawClient, connect, request
 
 from .conftest import DOORS, StartCluster
-from .test_process import MIB, forget_peak, memory_bytes, serving
+from .test_process import MIB, forget_peak, memory_bytes, needs_clear_refs, serving
 
 ABORT_S = 0.2
 LARGE = 300_000
@@ -137,7 +137,7 @@ async def test_answers_come_in_the_order_of_their_requests(cluster: StartCluster
         await c.settled()
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
+@needs_clear_refs
 @pytest.mark.parametrize("answered", [False, True], ids=["stalled", "unread"])
 @pytest.mark.parametrize("door", sorted(DOORS))
 async def test_what_is_sent_without_end_stays_with_its_client(

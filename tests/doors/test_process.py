@@ -67,6 +67,12 @@ def memory_bytes(pid: int, field: str) -> int:
     return int(kib) * 1024
 
 
+needs_clear_refs = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(),
+    reason="needs /proc/PID/clear_refs, which only Linux has: forget_peak writes it",
+)
+
+
 def forget_peak(pid: int) -> int:
     """Make what is resident now the most there was; its bytes."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
@@ -77,7 +83,7 @@ def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
+@needs_clear_refs
 @pytest.mark.parametrize(("door", "allowed"), [("fastapi", 16 * MIB), ("native", 8 * MIB)])
 @pytest.mark.timeout(120)
 async def test_a_slow_reader_of_a_large_stream_costs_little_memory(
