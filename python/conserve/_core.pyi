@@ -673,7 +673,7 @@ class Dispatcher:
             say how (nixl) take it.
         peers: for "mooncake": for each prefiller's URL, the address of its bootstrap server and its engine id.
         max_body_bytes: larger requests are refused with 413. max_answer_bytes: larger answers of workers are an error.
-        max_depth: deepest nesting of a request body. max_messages: most messages in one.
+        max_depth: deepest nesting of a request body. max_messages: most messages in one that names no conversation.
         conversation_headers: request headers that may name the conversation, first match wins.
         retries: most times that one request is sent again after a worker failed.
         queue_timeout_s: longest wait in line; by default the router's.

@@ -266,7 +266,9 @@ class Settings(BaseSettings):
         32 * 1024 * 1024, ge=1, le=2**30, description="Largest request body; above it 413."
     )
     max_depth: int = Field(512, ge=4, le=1024, description="Deepest nesting of a request body.")
-    max_messages: int = Field(65_536, ge=1, le=2**20, description="Messages in one request.")
+    max_messages: int = Field(
+        65_536, ge=1, le=2**20, description="Messages in one request that names no conversation."
+    )
     max_conversation_id_bytes: int = Field(256, ge=1, le=4096, description="Longest conversation id.")
     max_answer_bytes: int = Field(
         64 * 1024 * 1024, ge=1, le=2**30, description="Largest answer held in memory whole."

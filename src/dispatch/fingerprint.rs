@@ -39,18 +39,19 @@ pub(crate) fn fingerprint(body: &[u8], messages: &[Message]) -> Fingerprint {
 
 #[cfg(test)]
 mod tests {
-    use super::super::peek::{Endpoint, Limits, peek};
+    use super::super::peek::{Endpoint, Limits, messages, peek};
     use super::*;
 
-    fn of(messages: &str) -> Fingerprint {
-        let body = format!(r#"{{"model":"m","messages":[{messages}]}}"#);
+    fn of(list: &str) -> Fingerprint {
+        let body = format!(r#"{{"model":"m","messages":[{list}]}}"#);
         let limits = Limits {
             body_bytes: 1 << 20,
             depth: 64,
             messages: 100,
         };
         let found = peek(body.as_bytes(), Endpoint::Chat, &limits).unwrap();
-        fingerprint(body.as_bytes(), &found.messages)
+        let messages = messages(body.as_bytes(), &found, &limits).unwrap();
+        fingerprint(body.as_bytes(), &messages)
     }
 
     const U1: &str = r#"{"role":"user","content":"1"}"#;

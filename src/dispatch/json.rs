@@ -1,12 +1,14 @@
 //! One forward pass over JSON text, without building anything.
 //!
-//! Promises: accepts exactly what the JSON grammar accepts (bytes beyond ASCII inside strings are not looked at), never
-//! recurses, never allocates while it scans, and stops at a nesting depth that the caller sets.
+//! Promises: accepts exactly what the JSON grammar accepts (bytes beyond ASCII inside strings are not looked at), but for what is
+//! inside a container that the caller has no question about (`pass_value`); never recurses, never allocates while it scans, and
+//! stops at a nesting depth that the caller sets.
 //! Leaves to others: which members matter (`peek`, `sse`, `answer`) and whether the text is UTF-8 (`peek`).
 
 mod escapes;
 mod lanes;
 mod page;
+mod skip;
 
 use std::borrow::Cow;
 
@@ -161,6 +163,15 @@ impl<'a> Scanner<'a> {
         }
     }
 
+    /// Goes on at the container of `text` that begins at `at`, inside of `depth` others.
+    pub(crate) fn at(text: &'a [u8], at: usize, depth: usize, max_depth: usize) -> Self {
+        Self {
+            at,
+            depth,
+            ..Self::new(text, max_depth)
+        }
+    }
+
     pub(crate) fn position(&self) -> usize {
         self.at
     }
@@ -308,6 +319,21 @@ impl<'a> Scanner<'a> {
                 }
             }
         }
+    }
+
+    /// Passes the value that begins here; what a container holds is neither read nor checked, but for its depth (`skip`).
+    pub(crate) fn pass_value(&mut self) -> Result<()> {
+        if !matches!(self.kind()?, Kind::Object | Kind::Array) {
+            return self.skip_value();
+        }
+        let levels = self.max_depth - self.depth;
+        let passed = skip::pass(self.bytes, self.at, levels)
+            .map_err(|fault| fault.told(self.bytes, self.max_depth))?;
+        self.at = passed.end;
+        self.page.leave_out(passed.end);
+        self.blobs += passed.blobs;
+        self.blob_bytes += passed.blob_bytes;
+        Ok(())
     }
 
     /// Passes a value and says what it was and where.

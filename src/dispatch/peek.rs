@@ -1,12 +1,16 @@
 //! Finds the few fields of a request body that the router reads or edits, in one pass and without a DOM.
 //!
-//! Promises: a body that passes is one JSON object in UTF-8, nested no deeper than the limit, whose model, messages (or
+//! Promises: a body that passes is one object in UTF-8, nested no deeper than the limit, whose model, messages (or
 //! prompt) and stream have the right types; a field that the router reads or edits occurs in it once, however its key is
-//! spelled. Everything else in the body is left to the worker that serves it.
+//! spelled. Everything else in the body is left to the worker that serves it: also whether what is inside lists and objects
+//! that the router does not read, `messages` and `tools` above all, is JSON.
 //! Leaves to others: edits (`splice`), hashes of the history (`fingerprint`), which conversation it is (`ident`).
 
 mod faults;
+mod history;
 mod reader;
+
+pub(crate) use history::messages;
 
 use super::json::{Kind, Malformed, Span, Text};
 use super::refusal::Refusal;
@@ -142,7 +146,6 @@ pub(crate) struct Peek {
     pub(crate) model: Text,
     pub(crate) stream: bool,
     pub(crate) stream_options: Option<StreamOptions>,
-    pub(crate) messages: Vec<Message>,
     pub(crate) conversation: Option<Text>,
     pub(crate) previous_response_id: Option<Text>,
     pub(crate) prompt_cache_key: Option<Text>,
@@ -197,7 +200,7 @@ pub(crate) fn peek(body: &[u8], endpoint: Endpoint, limits: &Limits) -> Result<P
         );
         return Err(Refusal::bad_request("invalid_utf8", None, message));
     }
-    let mut reader = reader::Reader::new(body, *limits);
+    let mut reader = reader::Reader::new(body, limits);
     reader.read()?;
     reader.into_peek(endpoint)
 }

@@ -52,3 +52,27 @@ pub(crate) fn spoiled(inputs: &'static [&'static [u8]]) -> impl Strategy<Value =
         bytes
     })
 }
+
+/// An object without what is in the containers that it holds: each becomes `0`. Byte by byte, with no regard to the kind of a
+/// bracket.
+pub(crate) fn hollow(text: &[u8]) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for &byte in text {
+        let was_escaped = std::mem::take(&mut escaped);
+        let outside = depth < 2;
+        match byte {
+            b'\\' => escaped = !was_escaped,
+            b'"' if !was_escaped => in_string = !in_string,
+            b'[' | b'{' if !in_string => depth += 1,
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        match (outside, depth < 2) {
+            (true, true) => kept.push(byte),
+            (true, false) => kept.push(b'0'),
+            _ => {}
+        }
+    }
+    kept
+}

@@ -35,8 +35,8 @@ BODIES: dict[str, tuple[bytes, str, str | None]] = {
     ),
     "messages opened 10,000 times": (
         b'{"model":"mock","messages":' + b"[" * 10_000,
-        "invalid_type",
-        "messages[0]",
+        "nesting_too_deep",
+        None,
     ),
     "only opened 10,000 times": (b"[" * 10_000, "invalid_type", None),
     "no model": (f"{{{MESSAGES}}}".encode(), "missing_field", "model"),
@@ -46,7 +46,6 @@ BODIES: dict[str, tuple[bytes, str, str | None]] = {
     "messages a string": (b'{"model":"mock","messages":"hi"}', "invalid_type", "messages"),
     "messages null": (b'{"model":"mock","messages":null}', "invalid_type", "messages"),
     "messages empty": (b'{"model":"mock","messages":[]}', "invalid_value", "messages"),
-    "a message a string": (b'{"model":"mock","messages":["hi"]}', "invalid_type", "messages[0]"),
     "stream a string": (f'{{"model":"mock",{MESSAGES},"stream":"yes"}}'.encode(), "invalid_type", "stream"),
     "stream a number": (f'{{"model":"mock",{MESSAGES},"stream":1}}'.encode(), "invalid_type", "stream"),
     "model twice": (f'{{"model":"mock",{MESSAGES},"model":"other"}}'.encode(), "duplicate_field", "model"),
@@ -80,6 +79,30 @@ async def test_bodies_that_cannot_be_read_are_refused_by_name(cluster: StartClus
             )
             assert answer.headers["content-type"].startswith("application/json")
         await nothing_left(c)
+
+
+INSIDE = {
+    b'["hi"]': ("invalid_type", "messages[0]"),
+    b'[{"role":"user","role":"tool"}]': ("duplicate_field", "messages[0].role"),
+    b'[{"role":usr}]': ("invalid_json", None),
+}
+
+
+async def test_messages_are_read_where_only_they_tell_the_conversation(cluster: StartCluster) -> None:
+    async with cluster() as c:
+        for messages, (code, param) in INSIDE.items():
+            answer = await c.post(b'{"model":"mock","messages":' + messages + b"}")
+            assert (answer.status, answer.code, answer.json["error"]["param"]) == (400, code, param), messages
+        await nothing_left(c)
+
+
+async def test_messages_of_a_named_conversation_are_the_workers_to_refuse(cluster: StartCluster) -> None:
+    async with cluster() as c:
+        for messages in (b'["hi"]', b'[{"role":usr}]'):
+            answer = await c.post(b'{"model":"mock","messages":' + messages + b"}", conversation="a")
+            assert answer.status == 400
+            assert answer.json["error"]["type"] == "BadRequestError", "the worker's own words"
+        await c.nothing_booked()
 
 
 @pytest.mark.parametrize(

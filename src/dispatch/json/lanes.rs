@@ -20,8 +20,29 @@ pub(super) struct Look {
     pub(super) usual: u64,
 }
 
+/// Where strings may begin and end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Quotes {
+    pub(super) quotes: u64,
+    pub(super) slashes: u64,
+}
+
+/// Where containers may begin and end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Brackets {
+    /// `[` and `{`
+    pub(super) opens: u64,
+    /// `]` and `}`
+    pub(super) closes: u64,
+}
+
+/// The one bit in which `[` and `{` differ, and `]` and `}`.
+const CURLY: u8 = b'[' ^ b'{';
+
 pub(super) trait Lanes: Copy {
     fn look(self, block: &[u8; BLOCK]) -> Look;
+    fn quotes(self, block: &[u8; BLOCK]) -> Quotes;
+    fn brackets(self, block: &[u8; BLOCK]) -> Brackets;
 }
 
 /// On every machine: 16 bytes at once.
@@ -48,6 +69,33 @@ impl Lanes for Wide {
         }
         found
     }
+
+    #[inline]
+    fn quotes(self, block: &[u8; BLOCK]) -> Quotes {
+        Quotes {
+            quotes: equal(block, 0, b'"'),
+            slashes: equal(block, 0, b'\\'),
+        }
+    }
+
+    #[inline]
+    fn brackets(self, block: &[u8; BLOCK]) -> Brackets {
+        Brackets {
+            opens: equal(block, CURLY, b'{'),
+            closes: equal(block, CURLY, b'}'),
+        }
+    }
+}
+
+/// Which bytes are this one when these bits are set in them.
+#[inline]
+fn equal(block: &[u8; BLOCK], bits: u8, byte: u8) -> u64 {
+    let mut found = 0;
+    for (place, lane) in block.as_chunks::<16>().0.iter().enumerate() {
+        let equal = (u8x16::new(*lane) | u8x16::splat(bits)).cmp_eq(u8x16::splat(byte));
+        found |= u64::from(equal.move_mask().cast_unsigned()) << (place * 16);
+    }
+    found
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -59,7 +107,7 @@ mod avx2 {
 
     use pulp::x86::V3;
 
-    use super::{BLOCK, LAST_CONTROL, Lanes, Look};
+    use super::{BLOCK, Brackets, CURLY, LAST_CONTROL, Lanes, Look, Quotes};
 
     /// Where the processor has AVX2: 32 bytes at once.
     #[derive(Debug, Clone, Copy)]
@@ -100,6 +148,16 @@ mod avx2 {
                 usual: self.bits(self.either(quotes, letters)),
             }
         }
+
+        /// Which bytes are this one when these bits are set in them.
+        #[inline(always)]
+        fn found(self, block: &[u8; BLOCK], bits: u8, byte: u8) -> u64 {
+            let halves = block.as_chunks::<32>().0;
+            let bits = self.0.avx._mm256_set1_epi8(bits.cast_signed());
+            let low = self.equal(self.either(pulp::cast(halves[0]), bits), byte);
+            let high = self.equal(self.either(pulp::cast(halves[1]), bits), byte);
+            self.bits(low) | self.bits(high) << 32
+        }
     }
 
     impl Lanes for Avx2 {
@@ -112,6 +170,24 @@ mod avx2 {
                 ends: low.ends | high.ends << 32,
                 slashes: low.slashes | high.slashes << 32,
                 usual: low.usual | high.usual << 32,
+            }
+        }
+
+        #[expect(clippy::inline_always, reason = "as above")]
+        #[inline(always)]
+        fn quotes(self, block: &[u8; BLOCK]) -> Quotes {
+            Quotes {
+                quotes: self.found(block, 0, b'"'),
+                slashes: self.found(block, 0, b'\\'),
+            }
+        }
+
+        #[expect(clippy::inline_always, reason = "as above")]
+        #[inline(always)]
+        fn brackets(self, block: &[u8; BLOCK]) -> Brackets {
+            Brackets {
+                opens: self.found(block, CURLY, b'{'),
+                closes: self.found(block, CURLY, b'}'),
             }
         }
     }
@@ -133,6 +209,16 @@ mod tests {
                     usual: here(matches!(byte, b'"' | b'n' | b't')),
                 };
                 assert_eq!(lanes.look(&block), expected, "byte {byte} at {place}");
+                let expected = Quotes {
+                    quotes: here(byte == b'"'),
+                    slashes: here(byte == b'\\'),
+                };
+                assert_eq!(lanes.quotes(&block), expected, "byte {byte} at {place}");
+                let expected = Brackets {
+                    opens: here(matches!(byte, b'[' | b'{')),
+                    closes: here(matches!(byte, b']' | b'}')),
+                };
+                assert_eq!(lanes.brackets(&block), expected, "byte {byte} at {place}");
             }
         }
     }

@@ -12,8 +12,8 @@ use super::lanes::{BLOCK, Lanes, Wide};
 /// Blocks that are looked at together.
 const BLOCKS: usize = 16;
 const PAGE: usize = BLOCKS * BLOCK;
-/// Every other bit, from the first.
-const EVEN: u64 = 0x5555_5555_5555_5555;
+/// Every other bit, from the second.
+const ODD: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 
 /// The part of a text that is looked at now. Bit i of a block is for its byte i.
 pub(super) struct Page {
@@ -35,6 +35,14 @@ impl Page {
             slashes: [0; BLOCKS],
             carries: false,
             wrong: usize::MAX,
+        }
+    }
+
+    /// The bytes before `end` were left out: what is wrong in them is not asked about.
+    #[inline]
+    pub(super) fn leave_out(&mut self, end: usize) {
+        if self.wrong < end {
+            *self = Self::new();
         }
     }
 
@@ -62,7 +70,9 @@ impl Page {
     #[inline(never)]
     fn far_string_end(&mut self, text: &[u8], start: usize) -> (usize, bool) {
         if start / PAGE != self.number {
-            self.turn_to(text, start / PAGE);
+            // What was left out may end with a backslash, but no escape reaches out of a string, and none into this one.
+            self.carries = false;
+            self.turn_to(text, start);
         }
         let mut block = start / BLOCK % BLOCKS;
         let mut ahead = u64::MAX << (start % BLOCK);
@@ -72,7 +82,7 @@ impl Page {
             ahead = u64::MAX;
             block += 1;
             if block == BLOCKS {
-                self.turn_to(text, self.number + 1);
+                self.turn_to(text, (self.number + 1) * PAGE);
                 block = 0;
             }
         }
@@ -82,20 +92,21 @@ impl Page {
         (at, escaped || self.slashes[block] & before != 0)
     }
 
+    /// Looks at the page of the byte at `start`, from there on.
     #[cold]
     #[inline(never)]
-    fn turn_to(&mut self, text: &[u8], number: usize) {
-        // Pages are left out only between strings, where no backslash stands that could reach over them.
-        self.number = number;
+    fn turn_to(&mut self, text: &[u8], start: usize) {
+        self.number = start / PAGE;
         #[cfg(target_arch = "x86_64")]
         if let Some(simd) = pulp::x86::V3::try_new() {
             return simd.vectorize(Looking {
                 lanes: Avx2(simd),
                 page: self,
                 text,
+                start,
             });
         }
-        self.look(Wide, text);
+        self.look(Wide, text, start);
     }
 
     #[expect(
@@ -103,17 +114,20 @@ impl Page {
         reason = "it becomes part of the function that has the instructions"
     )]
     #[inline(always)]
-    fn look(&mut self, lanes: impl Lanes, text: &[u8]) {
+    fn look(&mut self, lanes: impl Lanes, text: &[u8], from: usize) {
         let start = self.number * PAGE;
         let (blocks, rest) = text[start..text.len().min(start + PAGE)].as_chunks::<BLOCK>();
-        for (place, block) in blocks.iter().enumerate().take(BLOCKS) {
-            self.look_at(lanes, text, place, block);
+        let first = from / BLOCK % BLOCKS;
+        let mut ahead = u64::MAX << (from % BLOCK);
+        for (place, block) in blocks.iter().enumerate().take(BLOCKS).skip(first) {
+            self.look_at(lanes, text, place, block, ahead);
+            ahead = u64::MAX;
         }
         // Where the page is not full, the text ends.
         if blocks.len() < BLOCKS {
             let mut last = [b' '; BLOCK];
             last[..rest.len()].copy_from_slice(rest);
-            self.look_at(lanes, text, blocks.len(), &last);
+            self.look_at(lanes, text, blocks.len(), &last, ahead);
             self.ends[blocks.len()] |= 1 << rest.len();
         }
     }
@@ -125,11 +139,19 @@ impl Page {
         reason = "it becomes part of the function that has the instructions"
     )]
     #[inline(always)]
-    fn look_at(&mut self, lanes: impl Lanes, text: &[u8], place: usize, block: &[u8; BLOCK]) {
+    fn look_at(
+        &mut self,
+        lanes: impl Lanes,
+        text: &[u8],
+        place: usize,
+        block: &[u8; BLOCK],
+        ahead: u64,
+    ) {
         let found = lanes.look(block);
-        let escaped = escaped(found.slashes, &mut self.carries);
+        let slashes = found.slashes & ahead;
+        let escaped = escaped(slashes, &mut self.carries);
         self.ends[place] = found.ends & !escaped;
-        self.slashes[place] = found.slashes;
+        self.slashes[place] = slashes;
         let unusual = escaped & !found.usual;
         if unusual != 0 {
             let wrong = first_wrong(text, self.number * PAGE + place * BLOCK, unusual);
@@ -153,17 +175,15 @@ fn first_wrong(text: &[u8], start: usize, mut places: u64) -> usize {
 }
 
 /// The bytes behind a run of backslashes of which the last one begins an escape: a run of odd length.
-///
-/// Adding its first bit to a run carries to the bit behind it, so runs that begin at even and at odd places are added apart.
 #[inline]
-fn escaped(slashes: u64, carried: &mut bool) -> u64 {
+pub(super) fn escaped(slashes: u64, carried: &mut bool) -> u64 {
     let first = u64::from(*carried);
-    let slashes = slashes & !first;
-    let begins = slashes & !(slashes << 1);
-    let behind_even = slashes.wrapping_add(begins & EVEN) & !slashes;
-    let (behind_odd, reaches_on) = slashes.overflowing_add(begins & !EVEN);
-    *carried = reaches_on;
-    (behind_even & !EVEN) | (behind_odd & !slashes & EVEN) | first
+    let begin = slashes & !first;
+    // Every other byte of each run, from its first one on, up to the byte behind it: one subtraction marks them in all runs,
+    // for it borrows from bit to bit in a run and stops at the next odd place behind it.
+    let escapes = (begin << 1 | ODD).wrapping_sub(begin) ^ ODD;
+    *carried = (escapes & slashes) >> 63 != 0;
+    (escapes ^ first) & !slashes
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -171,6 +191,7 @@ struct Looking<'a> {
     lanes: Avx2,
     page: &'a mut Page,
     text: &'a [u8],
+    start: usize,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -183,6 +204,31 @@ impl pulp::NullaryFnOnce for Looking<'_> {
     )]
     #[inline(always)]
     fn call(self) {
-        self.page.look(self.lanes, self.text);
+        self.page.look(self.lanes, self.text, self.start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_escaped_is_told_for_every_run_at_every_place() {
+        for pattern in 0..1_u64 << 12 {
+            for place in [0, 1, 26, 51, 52] {
+                for first in [false, true] {
+                    let slashes = pattern << place;
+                    let (mut carries, mut expected) = (first, 0);
+                    for bit in 0..64 {
+                        let is_slash = slashes >> bit & 1 == 1;
+                        expected |= u64::from(carries && !is_slash) << bit;
+                        carries = is_slash && !carries;
+                    }
+                    let mut told = first;
+                    assert_eq!(escaped(slashes, &mut told), expected, "{slashes:b} {first}");
+                    assert_eq!(told, carries, "{slashes:b} {first}");
+                }
+            }
+        }
     }
 }

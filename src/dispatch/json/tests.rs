@@ -98,6 +98,53 @@ fn a_text_that_ends_inside_a_string_is_refused_wherever_blocks_end() {
 }
 
 #[test]
+fn what_was_left_out_does_not_reach_into_what_follows() {
+    for gap in lengths().chain(2_040..2_056) {
+        // Escapes that are none, and one at the end of a page, in what is left out; then strings that are right, or wrong.
+        for left_out in ["\"\\x\"", "\"\\\\\"", "\"\t\"", "1 2 nul"] {
+            let text = |last: &str| {
+                let (before, after) = ("\\n".repeat(gap / 2), " ".repeat(gap));
+                format!("[\"{before}\",[{left_out},\"{after}\"],\"{last}\"]")
+            };
+            let strings = |text: &str| {
+                let mut scanner = Scanner::new(text.as_bytes(), 2);
+                scanner.open(Kind::Array)?;
+                let mut first = true;
+                while scanner.element(first)? {
+                    first = false;
+                    scanner.pass_value()?;
+                }
+                scanner.finish()
+            };
+            assert_eq!(strings(&text("\\\"ok")), Ok(()), "{gap} {left_out}");
+            let wrong = text("\\q");
+            let (what, at) = ("unknown escape", wrong.len() - 4);
+            assert_eq!(
+                strings(&wrong),
+                Err(Malformed::Expected { what, at }),
+                "{gap} {left_out}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_container_that_is_left_out_may_be_as_deep_as_the_limit() {
+    for (levels, passes) in [(63, true), (64, false)] {
+        let text = format!("[{}{}]", "[".repeat(levels), "]".repeat(levels));
+        let mut scanner = Scanner::new(text.as_bytes(), 64);
+        scanner.open(Kind::Array).unwrap();
+        let (limit, at) = (64, 64);
+        let expected = if passes {
+            Ok(())
+        } else {
+            Err(Malformed::TooDeep { limit, at })
+        };
+        assert_eq!(scanner.pass_value(), expected);
+    }
+}
+
+#[test]
 fn ten_thousand_levels_are_refused_and_not_followed() {
     for open in ["[", "{\"a\":"] {
         let text = open.repeat(10_000);
@@ -139,7 +186,7 @@ fn lone_surrogates_have_no_meaning_and_pairs_do() {
     assert_eq!(decode(r#""\ude00""#), None);
 }
 
-fn fragments() -> impl Strategy<Value = String> {
+pub(super) fn fragments() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("{"),
         Just("}"),

@@ -3,17 +3,16 @@
 //! Leaves to others: what a body is before it is JSON (`peek`).
 
 use super::faults::{check_type, duplicate, missing, wrong_type};
-use super::{Endpoint, Field, Limits, Message, NAMES, Name, Peek, Size, StreamOptions};
+use super::{Endpoint, Field, Limits, NAMES, Name, Peek, Size, StreamOptions};
 use crate::dispatch::json::{Key, Kind, Malformed, Scanner, Span, Text};
 use crate::dispatch::refusal::Refusal;
 
 pub(super) struct Reader<'a> {
     body: &'a [u8],
-    limits: Limits,
     scanner: Scanner<'a>,
     fields: [Option<Field>; NAMES.len()],
     stream_options: Option<StreamOptions>,
-    messages: Vec<Message>,
+    has_messages: bool,
     strings: [Option<Text>; NAMES.len()],
     user_id: Option<Text>,
     prompt: Option<PromptShape>,
@@ -29,14 +28,13 @@ enum PromptShape {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(body: &'a [u8], limits: Limits) -> Self {
+    pub(super) fn new(body: &'a [u8], limits: &Limits) -> Self {
         Self {
             body,
-            limits,
             scanner: Scanner::new(body, limits.depth),
             fields: [None; NAMES.len()],
             stream_options: None,
-            messages: Vec::new(),
+            has_messages: false,
             strings: [None; NAMES.len()],
             user_id: None,
             prompt: None,
@@ -69,7 +67,7 @@ impl<'a> Reader<'a> {
             previous = self.name(&key);
             match previous {
                 Some(name) => self.read_field(name, &key, index)?,
-                None => self.scanner.skip_value()?,
+                None => self.scanner.pass_value()?,
             }
             index += 1;
         }
@@ -97,7 +95,7 @@ impl<'a> Reader<'a> {
         check_type(name, kind)?;
         let start = self.scanner.position();
         match (name, kind) {
-            (Name::Messages, Kind::Array) => self.read_messages()?,
+            (Name::Messages, Kind::Array) => self.has_messages = self.pass_messages()?,
             (Name::Prompt, Kind::Array) => self.prompt = Some(self.read_prompts()?),
             (Name::StreamOptions, Kind::Object) => {
                 self.stream_options = Some(self.read_stream_options()?);
@@ -116,56 +114,12 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn read_messages(&mut self) -> Result<(), Refusal> {
-        self.scanner.open(Kind::Array)?;
-        while self.scanner.element(self.messages.is_empty())? {
-            let place = self.messages.len();
-            if place == self.limits.messages {
-                let message = format!("messages holds more than {place} messages (max_messages)");
-                return Err(Refusal::bad_request(
-                    "too_many_messages",
-                    Some("messages"),
-                    message,
-                ));
-            }
-            let kind = self.scanner.kind()?;
-            if kind != Kind::Object {
-                let param = format!("messages[{place}]");
-                let message = format!("{param} must be an object, not {}", kind.noun());
-                return Err(Refusal::bad_request("invalid_type", Some(&param), message));
-            }
-            let start = self.scanner.position();
-            let by_assistant = self.read_message(place)?;
-            self.messages.push(Message {
-                span: Span::new(start, self.scanner.position()),
-                by_assistant,
-            });
-        }
-        Ok(())
-    }
-
-    /// Passes one message; true when its role is `assistant`.
-    fn read_message(&mut self, place: usize) -> Result<bool, Refusal> {
-        self.scanner.open(Kind::Object)?;
-        let mut role = None;
-        let mut first = true;
-        while let Some(key) = self.scanner.member(first)? {
-            first = false;
-            let is_role = key.text.says(b"role", self.body);
-            if is_role && role.is_some() {
-                return Err(duplicate(&format!("messages[{place}].role")));
-            }
-            if is_role && self.scanner.kind()? == Kind::String {
-                let text = self.scanner.string()?;
-                role = Some(text.says(b"assistant", self.body));
-            } else {
-                self.scanner.skip_value()?;
-                if is_role {
-                    role = Some(false);
-                }
-            }
-        }
-        Ok(role.unwrap_or(false))
+    /// Passes the messages; whether there is any. Who needs them one by one reads them later (`history`).
+    fn pass_messages(&mut self) -> Result<bool, Refusal> {
+        let open = self.scanner.position();
+        self.scanner.pass_value()?;
+        let inside = &self.body[open + 1..self.scanner.position() - 1];
+        Ok(!inside.trim_ascii_start().is_empty())
     }
 
     fn read_stream_options(&mut self) -> Result<StreamOptions, Refusal> {
@@ -192,7 +146,7 @@ impl<'a> Reader<'a> {
             };
             let kind = self.scanner.kind()?;
             let start = self.scanner.position();
-            self.scanner.skip_value()?;
+            self.scanner.pass_value()?;
             if let Some((path, slot)) = slot {
                 if slot.is_some() {
                     return Err(duplicate(path));
@@ -217,7 +171,7 @@ impl<'a> Reader<'a> {
         while let Some(key) = self.scanner.member(first)? {
             first = false;
             if !key.text.says(name, self.body) {
-                self.scanner.skip_value()?;
+                self.scanner.pass_value()?;
                 continue;
             }
             if std::mem::replace(&mut seen, true) {
@@ -324,7 +278,6 @@ impl<'a> Reader<'a> {
             stream: self.fields[Name::Stream as usize]
                 .is_some_and(|field| field.kind == Kind::True),
             stream_options: self.stream_options,
-            messages: self.messages,
             conversation: self.strings[Name::Conversation as usize],
             previous_response_id: self.strings[Name::PreviousResponseId as usize],
             prompt_cache_key: self.strings[Name::PromptCacheKey as usize],
@@ -340,7 +293,7 @@ impl<'a> Reader<'a> {
             Endpoint::Chat if self.fields[Name::Messages as usize].is_none() => {
                 Err(missing(Name::Messages))
             }
-            Endpoint::Chat if self.messages.is_empty() => {
+            Endpoint::Chat if !self.has_messages => {
                 let message = "messages is empty; give at least one message";
                 Err(Refusal::bad_request(
                     "invalid_value",

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use super::*;
-use crate::tests::corpus::{BODIES, spoiled};
+use crate::tests::corpus::{BODIES, hollow, spoiled};
 
 const LIMITS: Limits = Limits {
     body_bytes: 1 << 20,
@@ -16,12 +16,22 @@ fn chat(body: &str) -> Result<Peek, Refusal> {
     peek(body.as_bytes(), Endpoint::Chat, &LIMITS)
 }
 
+/// The messages of a body that passes, or why it does not.
+fn history(body: &str) -> Result<Vec<Message>, Refusal> {
+    messages(body.as_bytes(), &chat(body)?, &LIMITS)
+}
+
 fn completions(body: &str) -> Result<Peek, Refusal> {
     peek(body.as_bytes(), Endpoint::Completions, &LIMITS)
 }
 
 #[track_caller]
-fn refused(found: Result<Peek, Refusal>, status: u16, code: &str, param: Option<&str>) -> String {
+fn refused<T: std::fmt::Debug>(
+    found: Result<T, Refusal>,
+    status: u16,
+    code: &str,
+    param: Option<&str>,
+) -> String {
     let refusal = found.expect_err("the body must be refused");
     assert_eq!(
         (refusal.status, refusal.code, refusal.param.as_deref()),
@@ -38,8 +48,8 @@ fn each_field_is_found_with_its_place() {
     let bytes = body.as_bytes();
     assert_eq!(&*found.model.decode(bytes).unwrap(), b"m\"x");
     assert!(found.stream);
-    let texts: Vec<_> = found
-        .messages
+    let messages = history(body).unwrap();
+    let texts: Vec<_> = messages
         .iter()
         .map(|message| message.span.of(bytes))
         .collect();
@@ -51,8 +61,7 @@ fn each_field_is_found_with_its_place() {
         ]
     );
     assert_eq!(
-        found
-            .messages
+        messages
             .iter()
             .map(|message| message.by_assistant)
             .collect::<Vec<_>>(),
@@ -74,8 +83,8 @@ fn each_field_is_found_with_its_place() {
 #[test]
 fn a_field_with_an_escaped_key_is_the_same_field() {
     let found =
-        chat(r#"{"\u006dodel":"m","mess\u0061ges":[{"r\u006fle":"assist\u0061nt"}]}"#).unwrap();
-    assert!(found.messages[0].by_assistant);
+        history(r#"{"\u006dodel":"m","mess\u0061ges":[{"r\u006fle":"assist\u0061nt"}]}"#).unwrap();
+    assert!(found[0].by_assistant);
     let twice = chat(r#"{"model":"m","messages":[{}],"mode\u006C":"other"}"#);
     refused(twice, 400, "duplicate_field", Some("model"));
 }
@@ -94,10 +103,6 @@ fn whatever_is_read_or_edited_may_occur_once() {
         refused(chat(&body), 400, "duplicate_field", Some(text));
     }
     for (path, members) in [
-        (
-            "messages[1].role",
-            r#""messages":[{},{"role":"user","role":"assistant"}]"#,
-        ),
         (
             "metadata.user_id",
             r#""metadata":{"user_id":"a","user_id":"b"}"#,
@@ -118,8 +123,15 @@ fn whatever_is_read_or_edited_may_occur_once() {
             Some(path),
         );
     }
+    let twice = r#"{"model":"m","messages":[{},{"role":"user","role":"assistant"}]}"#;
+    refused(
+        history(twice),
+        400,
+        "duplicate_field",
+        Some("messages[1].role"),
+    );
     assert!(
-        chat(r#"{"model":"m","messages":[{"content":1,"content":2}],"x":1,"x":2}"#).is_ok(),
+        history(r#"{"model":"m","messages":[{"content":1,"content":2}],"x":1,"x":2}"#).is_ok(),
         "the worker's affair"
     );
 }
@@ -131,7 +143,6 @@ fn wrong_types_are_named() {
         ("model", r#""model":null"#),
         ("messages", r#""messages":"hi""#),
         ("messages", r#""messages":{}"#),
-        ("messages[1]", r#""messages":[{},"hi"]"#),
         ("stream", r#""stream":"yes""#),
         ("stream", r#""stream":1"#),
         ("stream_options", r#""stream_options":[]"#),
@@ -156,6 +167,53 @@ fn wrong_types_are_named() {
             Some(param),
         );
         assert!(message.contains(param), "{message}");
+    }
+    let string = r#"{"model":"m","messages":[{},"hi"]}"#;
+    refused(history(string), 400, "invalid_type", Some("messages[1]"));
+}
+
+#[test]
+fn what_is_inside_of_what_is_not_read_is_left_to_the_worker() {
+    for inside in ["NaN", "nul", "1 2", ",", "\"\\x\"", "\"\n\"", "{]"] {
+        for members in [
+            format!(r#""model":"m","messages":[{{"content":[{inside}]}}]"#),
+            format!(r#""messages":[{{}}],"tools":[{inside}],"model":"m""#),
+            format!(r#""messages":[{{}}],"metadata":{{"x":[{inside}],"user_id":"u"}},"model":"m""#),
+        ] {
+            let body = format!("{{{members}}}");
+            let found = chat(&body).unwrap_or_else(|refusal| panic!("{body}: {refusal}"));
+            assert_eq!(&*found.model.decode(body.as_bytes()).unwrap(), b"m");
+        }
+    }
+    // What the router reads is what the worker will read, so there it is strict.
+    for members in [
+        r#""stream_options":{"include_usage":true,}"#,
+        r#""metadata":{"user_id":"a" "b"}"#,
+        r#""metadata":{"user_id":"\x"}"#,
+        r#""x":"\x""#,
+        r#""x":NaN"#,
+        r#""conversation":{"id":"a",,}"#,
+    ] {
+        let body = format!(r#"{{"model":"m","messages":[{{}}],{members}}}"#);
+        refused(chat(&body), 400, "invalid_json", None);
+    }
+    for messages in [r#"[{"a":nul}]"#, "[{}{}]", "[{},]", r#"[{"role":"\x"}]"#] {
+        let body = format!(r#"{{"model":"m","messages":{messages}}}"#);
+        assert!(chat(&body).is_ok(), "{body}");
+        refused(history(&body), 400, "invalid_json", None);
+    }
+}
+
+#[test]
+fn no_bracket_in_a_string_hides_a_field() {
+    for text in ["]", "]}}", "\\\"]", "\\\\\\\"]}", "[{", "\\\\"] {
+        let body = format!(
+            r#"{{"tools":[{{"d":"{text}"}}],"messages":[{{"content":"{text}"}}],"model":"m","n":2}}"#
+        );
+        assert!(serde_json::from_str::<&RawValue>(&body).is_ok(), "{body}");
+        let found = chat(&body).unwrap();
+        assert!(found.field(Name::N).is_some(), "{body}");
+        assert_eq!(found.close as usize, body.len() - 1);
     }
 }
 
@@ -247,8 +305,13 @@ fn depth_and_size_have_limits() {
             vec!["{}"; count].join(",")
         )
     };
-    assert!(chat(&many(100)).is_ok(), "equal to the limit");
-    refused(chat(&many(101)), 400, "too_many_messages", Some("messages"));
+    assert!(history(&many(100)).is_ok(), "equal to the limit");
+    refused(
+        history(&many(101)),
+        400,
+        "too_many_messages",
+        Some("messages"),
+    );
 }
 
 #[test]
@@ -410,12 +473,16 @@ fn agrees_with_serde(body: &[u8]) {
     match peek(body, Endpoint::Chat, &LIMITS) {
         Ok(found) => {
             assert!(
-                theirs,
-                "passes what serde_json refuses: {:?}",
+                serde_json::from_slice::<&RawValue>(&hollow(body)).is_ok(),
+                "passes what serde_json refuses, and not for what is inside of a container: {:?}",
                 String::from_utf8_lossy(body)
             );
+            let read = messages(body, &found, &LIMITS);
+            if let (true, Err(refusal)) = (theirs, &read) {
+                assert!(REASONS.contains(&refusal.code), "refuses JSON: {refusal}");
+            }
             let Ok(Value::Object(members)) = serde_json::from_slice::<Value>(body) else {
-                return; // half a surrogate pair somewhere: JSON by its grammar, yet not a `Value`
+                return; // not JSON, or half a surrogate pair somewhere: JSON by its grammar, yet not a `Value`
             };
             assert_eq!(
                 &*found.model.decode(body).unwrap(),
@@ -426,16 +493,18 @@ fn agrees_with_serde(body: &[u8]) {
                 members.get("stream") == Some(&Value::Bool(true))
             );
             let messages = members["messages"].as_array().unwrap();
-            assert_eq!(found.messages.len(), messages.len());
-            for (ours, message) in found.messages.iter().zip(messages) {
-                assert_eq!(
-                    &serde_json::from_slice::<Value>(ours.span.of(body)).unwrap(),
-                    message
-                );
-                assert_eq!(
-                    ours.by_assistant,
-                    message.get("role") == Some(&json!("assistant"))
-                );
+            if let Ok(read) = read {
+                assert_eq!(read.len(), messages.len());
+                for (ours, message) in read.iter().zip(messages) {
+                    assert_eq!(
+                        &serde_json::from_slice::<Value>(ours.span.of(body)).unwrap(),
+                        message
+                    );
+                    assert_eq!(
+                        ours.by_assistant,
+                        message.get("role") == Some(&json!("assistant"))
+                    );
+                }
             }
             for (name, text) in NAMES {
                 let ours = found
@@ -454,7 +523,7 @@ fn agrees_with_serde(body: &[u8]) {
 proptest! {
     #[test]
     fn reads_what_serde_json_reads(body in body()) {
-        prop_assert!(chat(&body).is_ok(), "{:?}", chat(&body));
+        prop_assert!(history(&body).is_ok(), "{:?}", history(&body));
         agrees_with_serde(body.as_bytes());
     }
 

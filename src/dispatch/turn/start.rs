@@ -10,7 +10,7 @@ use crate::dispatch::estimate;
 use crate::dispatch::fingerprint::fingerprint;
 use crate::dispatch::headers;
 use crate::dispatch::ident;
-use crate::dispatch::peek::{Endpoint, Peek, peek};
+use crate::dispatch::peek::{Endpoint, Peek, messages, peek};
 use crate::dispatch::refusal::Refusal;
 use crate::error::Rejected;
 use crate::event::Reason;
@@ -114,7 +114,8 @@ impl Dispatch {
                 nameless: true,
             });
         }
-        let found = fingerprint(&self.body, &peek.messages);
+        let messages = messages(&self.body, peek, &self.shared.config.limits())?;
+        let found = fingerprint(&self.body, &messages);
         let is_busy = |key| {
             self.shared
                 .router
