@@ -3,10 +3,13 @@
 //! Promises: plain data, cheap to make, no reference to the router.
 //! Leaves to others: folding them (`metrics`, `identity`, a journal, a trace).
 
+mod estimate;
+
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+pub use self::estimate::Estimate;
 use crate::fleet::Role;
 use crate::units::{Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
 
@@ -97,6 +100,24 @@ pub enum Reason {
         /// Estimated cost at the place compared with.
         instead_of_ms: f64,
     },
+    /// It is computed elsewhere and handed over: that costs less.
+    HandedOver {
+        /// Where it is computed.
+        there: Estimate,
+        /// For its KV to cross.
+        link_ms: f32,
+        /// Until its decoder, whose own prompts come first, turns to it, by what conversations usually find there.
+        later_ms: f32,
+        /// At its decoder, which turns to nothing else before it has waited for what is there already.
+        here: Estimate,
+    },
+    /// The decoder costs less than the one with most free blocks, and has nearly as many.
+    CheaperHome {
+        /// The one chosen.
+        here: Estimate,
+        /// The one with most free blocks.
+        emptiest: Estimate,
+    },
     /// Home is estimated to be so slow that another computes the whole prompt sooner.
     Moved {
         /// Estimated cost at the new home, in milliseconds.
@@ -166,6 +187,18 @@ impl fmt::Display for Reason {
                     f,
                     "estimated {cost_ms:.0} ms here, {instead_of_ms:.0} ms elsewhere"
                 )
+            }
+            Self::HandedOver {
+                there,
+                link_ms,
+                later_ms,
+                here,
+            } => write!(
+                f,
+                "handed over: {there} there, link {link_ms:.0}, usual work at the decoder {later_ms:.0} ms; {here} at the decoder"
+            ),
+            Self::CheaperHome { here, emptiest } => {
+                write!(f, "{here} here; {emptiest} where most blocks are free")
             }
             Self::Moved {
                 cost_ms,

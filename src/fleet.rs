@@ -13,7 +13,7 @@ use crate::activity::Activity;
 use crate::backlog::Backlog;
 use crate::error::JoinError;
 use crate::occupancy::{NEWCOMERS_WAIT, Occupancy};
-use crate::pace::StepTime;
+use crate::pace::{StepTime, UsualWork};
 use crate::report::WorkerReport;
 use crate::residency::Residency;
 use crate::retained::Retained;
@@ -174,6 +174,7 @@ pub(crate) struct Worker {
     pub(crate) throughput: Throughput,
     /// Prompt tokens that turns of its own conversations wait for or compute here.
     pub(crate) computing: Counter,
+    pub(crate) usual: UsualWork,
     pub(crate) steps: StepTime,
     pub(crate) activity: Activity,
     references: [OnceLock<WorkerRef>; POCKETS],
@@ -191,6 +192,11 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
+    /// Prompt tokens that it waits for or computes for its own conversations.
+    pub(crate) fn own_prompts(&self) -> Tokens {
+        Tokens(u32::try_from(self.computing.get()).unwrap_or(u32::MAX))
+    }
+
     fn standing(&self, bit: u64) -> bool {
         self.standing.get() & bit != 0
     }
@@ -523,6 +529,7 @@ impl Fleet {
             backlog: Padded(Backlog::new()),
             throughput: Throughput::default(),
             computing: Counter::default(),
+            usual: UsualWork::default(),
             steps: StepTime::default(),
             activity: Activity::new(),
             references: std::array::from_fn(|_| OnceLock::new()),

@@ -56,6 +56,24 @@ impl SharedHead {
     }
 }
 
+/// Prompt tokens that wait or run at one worker when a conversation is placed anywhere: what one that comes later will find.
+#[derive(Debug, Default)]
+pub(crate) struct UsualWork(Counter);
+
+impl UsualWork {
+    const WEIGHT: f64 = 0.05;
+
+    pub(crate) fn get(&self) -> f64 {
+        f64::from_bits(self.0.get())
+    }
+
+    pub(crate) fn observe(&self, tokens: Tokens) {
+        let mean = self.get();
+        let mean = mean + Self::WEIGHT * (f64::from(tokens.0) - mean);
+        self.0.set(mean.to_bits());
+    }
+}
+
 /// Milliseconds for each token of a handoff, over all links. A short one tells about fixed costs.
 #[derive(Debug, Default)]
 pub(crate) struct LinkTime(Counter);
@@ -73,7 +91,7 @@ impl LinkTime {
         }
     }
 
-    /// The KV of so many tokens was on its way for that long, its waits included.
+    /// The KV of so many tokens was on its way for that long, to a decoder that computed no prompts of its own.
     pub(crate) fn observe(&self, tokens: Tokens, took: Duration) {
         if tokens < Self::TELLING {
             return;
@@ -99,6 +117,17 @@ mod tests {
         assert_eq!(steps.get(), Some(10.0));
         steps.observe(Duration::from_millis(20));
         assert_eq!(steps.get(), Some(12.0), "10 + 0.2 x 10");
+    }
+
+    #[test]
+    fn usual_work_is_a_mean_that_begins_with_none() {
+        let usual = UsualWork::default();
+        let is = |mean: f64| (usual.get() - mean).abs() < 1e-9;
+        assert!(is(0.0));
+        usual.observe(Tokens(2_000));
+        assert!(is(100.0), "0.05 x 2000");
+        usual.observe(Tokens(0));
+        assert!(is(95.0));
     }
 
     #[test]

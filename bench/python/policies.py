@@ -29,7 +29,7 @@ import numpy as np
 from conserve import _core
 from conserve.sim.run import columns, simulate
 from conserve.sim.stats import mean_interval, paired_change, percentile
-from conserve.sim.workload import conversations, poisson
+from conserve.sim.workload import bursty, conversations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +95,9 @@ BASELINES: Final = {
 ABLATION: Final = BASELINES | {
     "with moves": Variant("follow-kv(move_share=0.5)"),
     "no handoff": Variant("follow-kv(handoff=never)"),
+    "emptiest home": Variant("follow-kv(home_fuller=0)"),
+    "nothing comes later": Variant("follow-kv(later=0)"),
+    "emptiest home, nothing comes later": Variant("follow-kv(home_fuller=0, later=0)"),
     "no afresh": Variant("follow-kv(afresh_from=inf)"),
     "no thrash gate": Variant("follow-kv(thrash=inf)"),
     "shortest first": Variant("follow-kv", engine=SHORTEST),
@@ -120,6 +123,8 @@ TUNING: Final = {"collocated": Variant("collocated"), "follow-kv": Variant("foll
     for key, values in {
         "handoff_share": (0.5, 0.8, 1.0),
         "handoff_saves_ms": (0, 100),
+        "home_fuller": (0, 0.05, 0.2, 1),
+        "later": (0, 0.5, 2),
         "stall": (0, 1),
         "thrash": (0.1, 0.5),
         "thrash_fill": (0.85,),
@@ -139,13 +144,23 @@ AGAINST: Final = {
         for policy in ("strict", "follow-kv", "ampd(min)", "deflect", "ppd")
     },
     "follow-kv, no handoff": Variant("follow-kv(handoff=never)"),
-    "follow-kv, no stall": Variant("follow-kv(stall=0)"),
+    "follow-kv, emptiest home": Variant("follow-kv(home_fuller=0)"),
     "strict, all both": Variant("strict"),
     "collocated-spread": Variant("collocated-spread"),
     **{
         f"{policy} 1P3D": Variant(policy, prefillers=1)
         # The last is what the paper calls AMPD, carried out: a tenth of later turns goes to the prefiller by mistake.
         for policy in ("disaggregated", "oracle", "ampd(slo)", "ampd(remote_first)", "strict(toremote=0.1)")
+    },
+}
+WIDE: Final = {
+    "follow-kv": Variant("follow-kv"),
+    "collocated": Variant("collocated"),
+    "follow-kv, no handoff": Variant("follow-kv(handoff=never)"),
+    "collocated-spread": Variant("collocated-spread"),
+    **{
+        f"{policy} 2P6D": Variant(policy, prefillers=2)
+        for policy in ("strict", "follow-kv", "ampd(slo)", "ppd", "deflect")
     },
 }
 TAILS: Final = {
@@ -183,6 +198,19 @@ HOT: Final = {
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What all runs of a study have in common."""
+
+    gpus: int = 4
+    cv: float = 1.0
+    """Of the gaps between arrivals; 1 is Poisson."""
+    generated: bool = False
+    """Conversations of the generators fitted to the traces, which are as many as one likes."""
+    before: int = 0
+    """The first seed is the one after."""
+
+
+@dataclass(frozen=True)
 class Study:
     """A set of variants over traces, fleets and loads."""
 
@@ -192,6 +220,7 @@ class Study:
     loads: tuple[float, ...] = LOADS
     also: tuple[str, ...] = ()
     """All variants are compared with the first, and with these; with one that has prefillers, those that have some."""
+    setting: Setting = Setting()
 
 
 SETS: Final = {
@@ -199,6 +228,14 @@ SETS: Final = {
     "tuning": Study(TUNING, CHOSEN_ON, loads=(0.7, 1.1)),
     "ablation": Study(ABLATION, CHOSEN_ON, loads=(0.7, 1.0)),
     "others": Study(AGAINST, OTHERS, loads=(0.7, 0.5, 1.0), also=("follow-kv, no handoff", "follow-kv 1P3D")),
+    # Nobody looked at these before the rule was settled.
+    "wide": Study(
+        WIDE,
+        OTHERS,
+        loads=(0.5, 0.7),
+        also=("follow-kv, no handoff", "follow-kv 2P6D"),
+        setting=Setting(gpus=8, cv=3.0, generated=True, before=1000),
+    ),
     "h200": Study(
         SPLITS,
         ("swebench", "swe-agent", "tau-bench", "mini-swe"),
@@ -248,15 +285,19 @@ def tasks(workload: str, count: int, seed: int, traces: str | None) -> tuple[Con
 
 
 @lru_cache(maxsize=512)
-def arrivals(workload: str, rate: float, seed: int, traces: str | None, *, longer: int) -> SimWorkload:
-    chosen = tasks(workload, longer * COUNTS.get(workload, 300), seed, traces)
-    return columns(chosen, arrivals_s=poisson(len(chosen), rate_per_s=rate, seed=seed), shared_prefix=True)
+def arrivals(
+    workload: str, rate: float, seed: int, traces: str | None, setting: Setting, *, longer: int
+) -> SimWorkload:
+    count = longer * COUNTS.get(workload, 300) * setting.gpus // 4
+    chosen = tasks(workload, count, seed, None if setting.generated else traces)
+    arrive = bursty(len(chosen), rate_per_s=rate, seed=seed, cv=setting.cv)
+    return columns(chosen, arrivals_s=arrive, shared_prefix=True)
 
 
-def engines(variant: Variant, preset: str) -> list[dict[str, object]]:
+def engines(variant: Variant, preset: str, gpus: int) -> list[dict[str, object]]:
     split = variant.prefillers > 0
     made: list[dict[str, object]] = []
-    for at in range(4 - int(variant.scenario.get("off", 0))):  # type: ignore[call-overload]
+    for at in range(gpus - int(variant.scenario.get("off", 0))):  # type: ignore[call-overload]
         role = ("prefiller" if at < variant.prefillers else "decoder") if split else "both"
         engine = {"role": role, "preset": preset} | variant.engine
         if role == "decoder" and "decoder_cap_w" in variant.scenario:
@@ -273,13 +314,14 @@ def run(
     rate: float,
     seed: int,
     traces: str | None,
+    setting: Setting = Setting(),
     *,
     longer: int = 1,
 ) -> dict[str, Any]:
     """One simulation in numbers; times in seconds."""
-    work = arrivals(workload, rate, seed, traces, longer=longer)
+    work = arrivals(workload, rate, seed, traces, setting, longer=longer)
     scenario = {
-        "engines": engines(variant, preset),
+        "engines": engines(variant, preset, setting.gpus),
         "policy": {"name": variant.policy},
         "router": GATE | variant.router,
     }
@@ -325,12 +367,12 @@ def read(result: _core.SimResult, variant: Variant) -> dict[str, Any]:
     }
 
 
-def saturation(workload: str, preset: str, traces: str | None) -> float:
+def saturation(workload: str, preset: str, traces: str | None, setting: Setting) -> float:
     """The highest rate, within 15 %, at which `collocated` behind the gate is stable in two seeds of two."""
     base = Variant("collocated")
 
     def holds(rate: float) -> bool:
-        runs = [run(base, workload, preset, rate, 100 + seed, traces, longer=2) for seed in range(2)]
+        runs = [run(base, workload, preset, rate, 100 + seed, traces, setting, longer=2) for seed in range(2)]
         # Past the knee the wait of a turn explodes before the backlog of a short run tells.
         calm = [one["stable"] and one["recomputed"] < 0.2 and one["ttft_p95"] < 20 for one in runs]
         return calm.count(True) >= 2
@@ -354,8 +396,12 @@ def key(kind: str, what: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def of_saturation(workload: str, preset: str, traces: str | None) -> str:
-    return key("saturation", [workload, preset, COUNTS.get(workload), traces, GATE])
+def of_saturation(workload: str, preset: str, traces: str | None, setting: Setting) -> str:
+    return key("saturation", [workload, preset, COUNTS.get(workload), traces, GATE, asdict(setting)])
+
+
+def rate_known(fleet: tuple[str, str], setting: Setting) -> float | None:
+    return RATES.get(fleet) if setting == Setting() else None
 
 
 class Kept:
@@ -464,24 +510,26 @@ def main() -> None:
         "--kept", action="store_true", help="run nothing: a table of what a run cut short has"
     )
     chosen = parser.parse_args()
-    study, seeds = SETS[chosen.set], range(1, chosen.seeds + 1)
+    study = SETS[chosen.set]
+    setting, first = study.setting, study.setting.before + 1
+    seeds = range(first, first + chosen.seeds)
     traces = chosen.traces if Path(chosen.traces).is_dir() else None
     kept = Kept(ROOT / "out" / "policies" / "cells.jsonl")
     with ProcessPoolExecutor(chosen.processes) as pool:
         asked: dict[Future[float], str] = {}
         fleets = tuple(product(study.workloads, study.presets))
         for fleet in fleets:
-            name = of_saturation(*fleet, traces)
-            if fleet not in RATES and name not in kept.rows:
-                asked[pool.submit(saturation, *fleet, traces)] = name
+            name = of_saturation(*fleet, traces, setting)
+            if rate_known(fleet, setting) is None and name not in kept.rows:
+                asked[pool.submit(saturation, *fleet, traces, setting)] = name
         for found in as_completed(asked):
             kept.add(asked[found], found.result())
         rates = {
-            fleet: RATES[fleet] if fleet in RATES else kept.rows[of_saturation(*fleet, traces)]
+            fleet: rate_known(fleet, setting) or kept.rows[of_saturation(*fleet, traces, setting)]
             for fleet in fleets
         }
         for (workload, preset), rate in rates.items():
-            print(f"{workload} on 4 x {preset}: {rate:.5g} conversations/s", flush=True)
+            print(f"{workload} on {setting.gpus} x {preset}: {rate:.5g} conversations/s", flush=True)
         names: dict[Cell, str] = {}
         waiting: dict[Future[dict[str, Any]], str] = {}
         # Variants outermost: a run cut short has the first ones whole.
@@ -491,10 +539,10 @@ def main() -> None:
             workload, preset = fleet
             rate = load * rates[fleet]
             cell = Cell(workload, preset, load, seed, label)
-            what = [asdict(cell), asdict(variant), rate, COUNTS.get(workload), traces, GATE]
+            what = [asdict(cell), asdict(variant), rate, COUNTS.get(workload), traces, GATE, asdict(setting)]
             name = names[cell] = key("cell", what)
             if name not in kept.rows and not chosen.kept:
-                waiting[pool.submit(run, variant, workload, preset, rate, seed, traces)] = name
+                waiting[pool.submit(run, variant, workload, preset, rate, seed, traces, setting)] = name
         for count, done in enumerate(as_completed(waiting), start=1):
             kept.add(waiting[done], done.result())
             if count % 50 == 0:
@@ -503,8 +551,11 @@ def main() -> None:
     show(rows)
     result = {
         "command": f"bench/python/policies.py {chosen.set} --seeds {chosen.seeds}",
-        "recorded": traces is not None,
-        "conversations": {workload: COUNTS.get(workload, 300) for workload in study.workloads},
+        "recorded": traces is not None and not setting.generated,
+        "setting": asdict(setting),
+        "conversations": {
+            workload: COUNTS.get(workload, 300) * setting.gpus // 4 for workload in study.workloads
+        },
         "gate": GATE,
         "first_is_base": next(iter(study.variants)),
         "rates_per_s": {f"{workload}, {preset}": rate for (workload, preset), rate in rates.items()},

@@ -61,6 +61,10 @@ pub struct FollowKvOptions {
     pub handoff_share: f64,
     /// See `handoff_share`.
     pub handoff_saves_ms: f64,
+    /// How much of the work that conversations usually find at its decoder a handoff is expected to find; 0: none.
+    pub later: f64,
+    /// A home may be fuller than the emptiest by this share of its blocks if it costs that much less; 0: never.
+    pub home_fuller: f64,
     /// A worker that holds conversations computes for others only below this share of its blocks.
     pub helper_fill: f64,
     /// Share of a prompt's time that it takes from each turn running there.
@@ -97,6 +101,8 @@ impl Default for FollowKvOptions {
             handoff_from: 512.0,
             handoff_share: 0.65,
             handoff_saves_ms: 20.0,
+            later: 1.0,
+            home_fuller: 0.1,
             helper_fill: 0.9,
             stall: 0.5,
             link_ms: 5.0,
@@ -123,12 +129,14 @@ const COUNT: &str = "a whole number of workers";
 type Slot = fn(&mut FollowKvOptions) -> &mut f64;
 
 /// Every number with what it takes and where it is.
-const NUMBERS: [(&str, &str, Slot); 15] = [
+const NUMBERS: [(&str, &str, Slot); 17] = [
     ("handoff_from", OR_NEVER, |of| &mut of.handoff_from),
     ("handoff_share", SHARE, |of| &mut of.handoff_share),
     ("handoff_saves_ms", AT_LEAST_ZERO, |of| {
         &mut of.handoff_saves_ms
     }),
+    ("later", AT_LEAST_ZERO, |of| &mut of.later),
+    ("home_fuller", SHARE, |of| &mut of.home_fuller),
     ("helper_fill", SHARE, |of| &mut of.helper_fill),
     ("stall", AT_LEAST_ZERO, |of| &mut of.stall),
     ("link_ms", AT_LEAST_ZERO, |of| &mut of.link_ms),

@@ -7,12 +7,12 @@
 //!
 //! Leaves to others: in which order a worker takes its prompts.
 
-use super::rank::{DecoderChoice, able_prefillers, choose_decoder_among};
+use super::rank::{DecoderChoice, Room, able_prefillers, choose_decoder_among, room};
 use super::strict::Strict;
 use super::times::{Link, Times};
 use super::{Decision, Observed, Policy, TurnView, WorkerView};
 use crate::config::{FollowKvOptions, Handoff, PolicyChoice, Roles};
-use crate::event::Reason;
+use crate::event::{Estimate, Reason};
 use crate::fleet::Role;
 use crate::units::{Tokens, WorkerId};
 
@@ -75,13 +75,35 @@ impl<'a> Rule<'a> {
         Self { set, fleet, times }
     }
 
-    /// Of `new` prompt tokens at a worker, in ms: its own wait, and the stall it puts on the turns there.
-    fn cost(&self, worker: &WorkerView, new: u32) -> f64 {
-        let (ahead, new) = (
-            f64::from(worker.queued.0) + f64::from(worker.computing.0),
-            f64::from(new),
-        );
-        (ahead + new + self.set.stall * f64::from(worker.running) * new) * self.times.token(worker)
+    /// Of `new` prompt tokens at a worker.
+    fn cost(&self, worker: &WorkerView, new: u32) -> Cost {
+        let prompt = self.times.prompt(worker, Tokens(new));
+        Cost {
+            wait: self.times.queue(worker),
+            prompt,
+            stall: self.set.stall * f64::from(worker.running) * prompt,
+        }
+    }
+
+    /// Of the same tokens if another worker, where they cost `there`, computes them for `decoder`, where they would cost
+    /// `here`. Its own prompts come first there: a step of an engine has room for KV that came over only beside them.
+    fn handed_over(
+        &self,
+        there: Cost,
+        here: Cost,
+        decoder: &WorkerView,
+        new: u32,
+    ) -> (f64, Reason) {
+        let link = self.times.link(Tokens(new));
+        let later = self.set.later * decoder.usual * self.times.token(decoder);
+        let finish = (there.wait + there.prompt + link + later).max(here.wait);
+        let reason = Reason::HandedOver {
+            there: there.told(),
+            link_ms: short(link),
+            later_ms: short(later),
+            here: here.told(),
+        };
+        (finish + there.stall, reason)
     }
 
     /// What a worker that never held the conversation computes: not the head that prompts share.
@@ -100,23 +122,64 @@ impl<'a> Rule<'a> {
         worker.role == Role::Both && before < usize::from(self.fleet.helpers)
     }
 
-    fn home_for(&self, turn: &TurnView) -> Result<DecoderChoice<'a>, Decision> {
+    /// Where a conversation is to live: at the decoder with most free blocks, or at one with nearly as many that costs less.
+    fn home_for(&self, turn: &TurnView) -> Result<Home<'a>, Decision> {
         let most = if turn.returns {
             self.fleet.low_watermark.max(self.set.thrash_fill)
         } else {
             self.fleet.low_watermark
         };
-        let held_back = self.fleet.helpers > 0;
-        choose_decoder_among(turn, self.fleet, most, |worker| {
-            !held_back || !self.helps_only(worker)
-        })
-        .or_else(|instead| {
-            if held_back {
-                choose_decoder_among(turn, self.fleet, most, |_| true)
-            } else {
-                Err(instead)
-            }
-        })
+        let among = |allowed: &dyn Fn(&WorkerView) -> bool| {
+            let emptiest = choose_decoder_among(turn, self.fleet, most, allowed)?;
+            Ok(self.cheaper_home(turn, emptiest, most, allowed))
+        };
+        if self.fleet.helpers == 0 {
+            return among(&|_| true);
+        }
+        among(&|worker| !self.helps_only(worker)).or_else(|_| among(&|_| true))
+    }
+
+    fn cheaper_home(
+        &self,
+        turn: &TurnView,
+        emptiest: DecoderChoice<'a>,
+        most: f64,
+        allowed: &dyn Fn(&WorkerView) -> bool,
+    ) -> Home<'a> {
+        let new = self.unseen(turn).0;
+        let fullest = fill(emptiest.decoder, Tokens(0)) + self.set.home_fuller;
+        let instead_of = self.cost(emptiest.decoder, new);
+        let near = |worker: &&WorkerView| {
+            worker.id != emptiest.decoder.id
+                && worker.others_first == emptiest.decoder.others_first
+                && allowed(worker)
+                && fill(worker, Tokens(0)) < fullest
+        };
+        let cheapest = self
+            .fleet
+            .workers
+            .iter()
+            .filter(near)
+            .filter_map(|worker| match room(turn, worker, most) {
+                Room::Fits(choice) => Some((self.cost(worker, new), choice)),
+                Room::Unfit | Room::TooSmall(_) | Room::Full => None,
+            })
+            .min_by(|a, b| a.0.total().total_cmp(&b.0.total()));
+        match cheapest {
+            Some((cost, choice)) if self.is_worth(cost.total(), instead_of.total()) => Home {
+                choice,
+                cheaper: Some((cost, instead_of)),
+            },
+            _ => Home {
+                choice: emptiest,
+                cheaper: None,
+            },
+        }
+    }
+
+    /// Whether that much less is beyond what the estimates are sure of.
+    fn is_worth(&self, cost: f64, instead_of: f64) -> bool {
+        cost < self.set.handoff_share * instead_of - self.set.handoff_saves_ms
     }
 
     /// A new conversation, or one that has no home any more.
@@ -125,12 +188,12 @@ impl<'a> Rule<'a> {
             return Strict.place(turn, self.fleet);
         }
         match self.home_for(turn) {
-            Ok(mut choice) => match self.helper(turn, &choice) {
+            Ok(mut home) => match self.helper(turn, &home.choice) {
                 Some((helper, reason)) => {
-                    choice.prompt = self.unseen(turn);
-                    choice.place(Some(helper), reason)
+                    home.choice.prompt = self.unseen(turn);
+                    home.choice.place(Some(helper), reason)
                 }
-                None => choice.alone(),
+                None => home.alone(),
             },
             Err(instead) => instead,
         }
@@ -148,23 +211,17 @@ impl<'a> Rule<'a> {
                 && (self.fleet.helpers == 0 || !worker.role.decodes() || self.helps_only(worker))
                 && (!worker.role.decodes() || fill(worker, turn.prompt) <= self.set.helper_fill)
         };
-        let (worker, cost) = able_prefillers(turn, self.fleet, &[])
+        let (worker, (cost, reason)) = able_prefillers(turn, self.fleet, &[])
             .filter(helps)
             .map(|worker| {
-                (
-                    worker,
-                    self.cost(worker, new) + self.times.link(Tokens(new)),
-                )
+                let there = self.cost(worker, new);
+                (worker, self.handed_over(there, here, choice.decoder, new))
             })
             .min_by(|a, b| {
-                (a.0.others_first.cmp(&b.0.others_first)).then_with(|| a.1.total_cmp(&b.1))
+                (a.0.others_first.cmp(&b.0.others_first)).then_with(|| a.1.0.total_cmp(&b.1.0))
             })?;
-        let reason = Reason::Cheaper {
-            cost_ms: cost,
-            instead_of_ms: here,
-        };
-        let cheaper = cost < self.set.handoff_share * here - self.set.handoff_saves_ms;
-        cheaper.then_some((worker.id, reason))
+        self.is_worth(cost, here.total())
+            .then_some((worker.id, reason))
     }
 
     /// A conversation with a home.
@@ -186,13 +243,13 @@ impl<'a> Rule<'a> {
         if thrashes && fill(home, Tokens(new)) > self.set.thrash_fill {
             return Decision::Queue;
         }
-        let Ok(other) = self.home_for(turn) else {
+        let Ok(Home { choice: other, .. }) = self.home_for(turn) else {
             return Decision::Stay;
         };
         let empty = Tokens(0);
         let emptier = fill(other.decoder, empty) < fill(home, empty) - self.set.afresh_fuller;
-        let cost = self.cost(other.decoder, self.unseen(turn).0);
-        let cheaper = cost < self.set.afresh_share * self.cost(home, new);
+        let cost = self.cost(other.decoder, self.unseen(turn).0).total();
+        let cheaper = cost < self.set.afresh_share * self.cost(home, new).total();
         if other.decoder.id == home.id || !(emptier || cheaper) {
             return Decision::Stay;
         }
@@ -203,7 +260,7 @@ impl<'a> Rule<'a> {
 
     /// Its KV is at home: it leaves only if home is observed to be much slower.
     fn with_kv(&self, turn: &TurnView, home: &WorkerView, new: u32) -> Decision {
-        let here = self.cost(home, new);
+        let here = self.cost(home, new).total();
         if self.set.move_share * here <= self.set.move_saves_ms {
             return Decision::Stay;
         }
@@ -215,7 +272,7 @@ impl<'a> Rule<'a> {
             return Decision::Stay;
         };
         // Home would hand its KV over only once it has computed what is new, behind its queue. So the other computes all.
-        let cost = self.cost(other.decoder, self.unseen(turn).0);
+        let cost = self.cost(other.decoder, self.unseen(turn).0).total();
         if cost >= self.set.move_share * here - self.set.move_saves_ms {
             return Decision::Stay;
         }
@@ -224,6 +281,59 @@ impl<'a> Rule<'a> {
             instead_of_ms: here,
         };
         other.place(None, reason)
+    }
+}
+
+/// What a prompt costs at a worker, in milliseconds.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// Until the prompts ahead of it are computed.
+    wait: f64,
+    prompt: f64,
+    /// What it takes from the turns that run there.
+    stall: f64,
+}
+
+impl Cost {
+    fn total(self) -> f64 {
+        self.wait + self.prompt + self.stall
+    }
+
+    fn told(self) -> Estimate {
+        Estimate {
+            wait_ms: short(self.wait),
+            prompt_ms: short(self.prompt),
+            stall_ms: short(self.stall),
+        }
+    }
+}
+
+/// To be told, not to be compared.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "whole milliseconds are read"
+)]
+fn short(ms: f64) -> f32 {
+    ms as f32
+}
+
+/// A decoder with room, and why it is not the one with most.
+struct Home<'a> {
+    choice: DecoderChoice<'a>,
+    cheaper: Option<(Cost, Cost)>,
+}
+
+impl Home<'_> {
+    /// It computes the prompt itself.
+    fn alone(&self) -> Decision {
+        match self.cheaper {
+            Some((here, emptiest)) => {
+                let (here, emptiest) = (here.told(), emptiest.told());
+                self.choice
+                    .place(None, Reason::CheaperHome { here, emptiest })
+            }
+            None => self.choice.alone(),
+        }
     }
 }
 

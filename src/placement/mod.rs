@@ -48,6 +48,8 @@ pub struct WorkerView {
     pub queued: Tokens,
     /// Prompt tokens that turns at home there wait for or compute. Not counted for a policy that never asks again.
     pub computing: Tokens,
+    /// Tokens queued or computing that conversations found when they were placed, on average.
+    pub usual: f64,
     /// It takes new conversations while fewer than this are queued.
     pub backlog_limit: Tokens,
     /// Prompt tokens per second observed; `None` before the first.

@@ -17,9 +17,14 @@ pub(super) struct DecoderChoice<'a> {
 }
 
 impl DecoderChoice<'_> {
+    /// Blocks free under its ceiling.
+    pub(super) fn free(&self) -> Blocks {
+        self.ceiling.less(self.decoder.booked)
+    }
+
     /// The decoder computes the prompt itself.
     pub(super) fn alone(&self) -> Decision {
-        let (free, decoders) = (self.ceiling.less(self.decoder.booked), self.compared);
+        let (free, decoders) = (self.free(), self.compared);
         self.place(None, Reason::OnDecoder { free, decoders })
     }
 
@@ -33,6 +38,44 @@ impl DecoderChoice<'_> {
             reason,
         }
     }
+}
+
+/// Whether a decoder has room for a new conversation.
+pub(super) enum Room<'a> {
+    /// It takes no conversations, or nobody knows how many blocks it has.
+    Unfit,
+    /// It could never hold the prompt: this much at most.
+    TooSmall(Tokens),
+    /// Not now.
+    Full,
+    /// Yes.
+    Fits(DecoderChoice<'a>),
+}
+
+/// Under `most` of its blocks.
+pub(super) fn room<'a>(turn: &TurnView, worker: &'a WorkerView, most: f64) -> Room<'a> {
+    let (Some(fits), Some(capacity)) = (worker.prompt_limit(), worker.capacity) else {
+        return Room::Unfit;
+    };
+    if !worker.role.decodes() || !worker.open {
+        return Room::Unfit;
+    }
+    if turn.prompt > fits {
+        return Room::TooSmall(fits);
+    }
+    let ceiling = capacity.share(most);
+    let after = worker.booked.plus(worker.block_size.blocks(turn.prompt));
+    let fits_now = after <= ceiling || worker.booked == Blocks::ZERO;
+    if worker.growth_waits || !fits_now {
+        return Room::Full;
+    }
+    Room::Fits(DecoderChoice {
+        prompt: turn.prompt,
+        decoder: worker,
+        capacity,
+        ceiling,
+        compared: 1,
+    })
 }
 
 /// The decoder with most free blocks under the low watermark; one that failed a request lately comes after all others.
@@ -54,40 +97,22 @@ pub(super) fn choose_decoder_among<'a>(
     let mut lacks_room = false;
     let mut best: Option<((bool, u32, u64), DecoderChoice<'a>)> = None;
     let mut compared = 0;
-    for worker in fleet
-        .workers
-        .iter()
-        .filter(|worker| worker.role.decodes() && worker.open && allowed(worker))
-    {
-        let (Some(fits), Some(capacity)) = (worker.prompt_limit(), worker.capacity) else {
-            continue;
-        };
-        limit = limit.max(Some(fits));
-        if turn.prompt > fits {
-            continue;
-        }
-        let need = worker.block_size.blocks(turn.prompt);
-        let ceiling = capacity.share(most);
-        let after = worker.booked.plus(need);
-        let fits_now = after <= ceiling || worker.booked == Blocks::ZERO;
-        if worker.growth_waits || !fits_now {
-            lacks_room = true;
-            continue;
-        }
-        compared += 1;
-        let free = ceiling.less(worker.booked).get();
-        let rank = (!worker.others_first, free, tie(turn, worker.id));
-        if best.as_ref().is_none_or(|(most, _)| rank > *most) {
-            best = Some((
-                rank,
-                DecoderChoice {
-                    prompt: turn.prompt,
-                    decoder: worker,
-                    capacity,
-                    ceiling,
-                    compared,
-                },
-            ));
+    for worker in fleet.workers.iter().filter(|worker| allowed(worker)) {
+        match room(turn, worker, most) {
+            Room::Unfit => {}
+            Room::TooSmall(fits) => limit = limit.max(Some(fits)),
+            Room::Full => lacks_room = true,
+            Room::Fits(choice) => {
+                compared += 1;
+                let rank = (
+                    !worker.others_first,
+                    choice.free().get(),
+                    tie(turn, worker.id),
+                );
+                if best.as_ref().is_none_or(|(most, _)| rank > *most) {
+                    best = Some((rank, choice));
+                }
+            }
         }
     }
     match (best, limit) {

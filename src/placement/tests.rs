@@ -1,4 +1,7 @@
-//! Every policy: what it decides can be carried out, and the same is decided twice (I5). And examples of each.
+//! Every policy: what it decides can be carried out, and the same is decided twice (I5). And examples of each, those of `follow-kv` in a file of
+//! their own.
+
+mod follow_kv;
 
 use proptest::prelude::*;
 
@@ -18,6 +21,7 @@ fn worker(id: u16, role: Role, booked: u64) -> WorkerView {
         growth_waits: false,
         queued: Tokens(0),
         computing: Tokens(0),
+        usual: 0.0,
         backlog_limit: Tokens(65_536),
         tokens_per_s: Some(10_000.0),
         step_ms: Some(20.0),
@@ -148,72 +152,6 @@ fn a_later_turn_stays_unless_the_policy_has_a_reason() {
             kind.as_str()
         );
     }
-}
-
-#[test]
-fn follow_kv_hands_over_only_what_is_cheaper_elsewhere() {
-    let first = turn(4_000, None, 0);
-    // 4,000 tokens at 10,000/s are 400 ms on both; over the link they are 51 ms more.
-    assert_eq!(
-        decide(PolicyKind::FollowKv, &first, &split()),
-        Some((None, 2))
-    );
-    let mut busy = split();
-    // Two turns run on the decoder: the prompt would take half its time from each of them, 800 ms in all.
-    busy.workers[2].running = 2;
-    busy.workers[2].booked = Blocks::new(0);
-    assert_eq!(
-        decide(PolicyKind::FollowKv, &first, &busy),
-        Some((Some(0), 2))
-    );
-    let brief = turn(511, None, 0);
-    assert_eq!(
-        decide(PolicyKind::FollowKv, &brief, &busy),
-        Some((None, 2)),
-        "below 512 tokens"
-    );
-}
-
-fn moving() -> PolicyChoice {
-    "follow-kv(move_share=0.5)".parse().expect("an option")
-}
-
-#[test]
-fn follow_kv_moves_a_pin_only_from_a_home_that_is_much_worse() {
-    let pair = |queued| {
-        let mut home = worker(0, Role::Both, 300);
-        home.queued = Tokens(queued);
-        fleet(&[home, worker(1, Role::Both, 100)])
-    };
-    let next = turn(4_600, Some(0), 4_000);
-    // Elsewhere the whole prompt, 460 ms; at home 60 ms and the queue.
-    assert_eq!(
-        decide(moving(), &next, &pair(6_000)),
-        None,
-        "460 is not below 0.5 x 660 - 500"
-    );
-    assert_eq!(
-        decide(moving(), &next, &pair(20_000)),
-        Some((None, 1)),
-        "460 < 0.5 x 2,060 - 500"
-    );
-}
-
-#[test]
-fn follow_kv_places_afresh_what_has_nothing_to_lose() {
-    let pair = fleet(&[worker(0, Role::Both, 300), worker(1, Role::Both, 100)]);
-    let lost = turn(6_000, Some(0), 1_000);
-    assert_eq!(
-        decide(PolicyKind::FollowKv, &lost, &pair),
-        Some((None, 1)),
-        "home is fuller by 0.2"
-    );
-    let even = fleet(&[worker(0, Role::Both, 150), worker(1, Role::Both, 100)]);
-    assert_eq!(
-        decide(PolicyKind::FollowKv, &lost, &even),
-        None,
-        "fuller by 0.05 and as fast"
-    );
 }
 
 /// 100 new tokens take 10 ms on either side at 10,000 tokens/s, each with a decode step of 20 ms.
@@ -360,16 +298,6 @@ fn without_a_cache_a_whole_prompt_is_queued_at_the_prefiller() {
     }
 }
 
-#[test]
-fn equal_workers_and_an_idle_fleet_make_follow_kv_collocated() {
-    let equal = fleet(&[worker(0, Role::Both, 100), worker(1, Role::Both, 100)]);
-    let first = turn(9_000, None, 0);
-    assert_eq!(
-        decide(PolicyKind::FollowKv, &first, &equal),
-        decide(PolicyKind::Collocated, &first, &equal)
-    );
-}
-
 fn any_worker(id: u16) -> impl Strategy<Value = WorkerView> {
     (
         prop::sample::select(vec![Role::Prefiller, Role::Decoder, Role::Both]),
@@ -433,28 +361,6 @@ proptest! {
                 }
             }
             Decision::Wait(_) | Decision::TooLong { .. } => {}
-        }
-    }
-
-    /// Nobody has to make room for a conversation that has a home.
-    #[test]
-    fn follow_kv_never_leaves_a_home_for_a_place_without_room(
-        workers in (2..6_u16).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
-        prompt in 1..30_000_u32,
-        resident in 0..30_000_u32,
-        home in 0..6_u16,
-        returns in any::<bool>(),
-    ) {
-        let fleet = fleet(&workers);
-        prop_assume!(workers.iter().any(|worker| worker.id.get() == home && worker.role.decodes()));
-        let turn = TurnView { returns, ..turn(prompt, Some(home), resident.min(prompt)) };
-        let moves = variant("follow-kv(move_share=0.9, move_saves_ms=0, thrash_fill=0.9)");
-        if let Decision::Place { decoder, .. } = policy(moves).place(&turn, &fleet) {
-            let there = workers.iter().find(|worker| worker.id == decoder).expect("one of the fleet");
-            let after = there.booked.plus(there.block_size.blocks(turn.prompt));
-            let most = if returns { 0.9 } else { fleet.low_watermark };
-            let room = there.capacity.expect("known, else nothing is placed").share(most);
-            prop_assert!(after <= room || there.booked == Blocks::ZERO, "{after:?} of {room:?}");
         }
     }
 }

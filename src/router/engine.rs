@@ -464,6 +464,15 @@ impl Engine {
         tokens
     }
 
+    /// Notes what a conversation that is being placed finds everywhere, if the policy may ask about it.
+    pub(super) fn note_work(&self) {
+        if !self.sticky {
+            let found = |worker: &Worker| worker.backlog.queued() + worker.own_prompts();
+            self.fleet
+                .for_each_live(|worker| worker.usual.observe(found(worker)));
+        }
+    }
+
     /// The fleet as a policy sees it.
     pub(crate) fn observed(&self, now: Timestamp) -> Observed {
         let mut workers = Vec::new();
@@ -503,7 +512,8 @@ fn view(worker: &Worker, now: Timestamp) -> WorkerView {
         running: books.running,
         growth_waits: books.growth_waits,
         queued: worker.backlog.queued(),
-        computing: Tokens(u32::try_from(worker.computing.get()).unwrap_or(u32::MAX)),
+        computing: worker.own_prompts(),
+        usual: worker.usual.get(),
         backlog_limit: worker.backlog_limit,
         tokens_per_s: worker.throughput.get(),
         step_ms: worker.steps.get(),

@@ -54,6 +54,10 @@ pub struct TurnRequest {
 
 /// A turn that may begin now or later.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most run at once: a box would be an allocation for each of them"
+)]
 pub enum Begin {
     /// It runs.
     Started(Turn),

@@ -68,6 +68,9 @@ impl Engine {
             resident: Tokens(0),
             returns: known.is_some_and(|(conversation, _)| conversation.was_pinned()),
         };
+        if !asking.waited {
+            self.note_work();
+        }
         let mut booked = self.book(&turn, Blocks::ZERO, asking, now);
         if self.may_evict_idle(now)
             && (asking.waited || self.line.newcomers() == 0)

@@ -101,7 +101,10 @@ impl Turn {
         let grant = &mut self.grant;
         let done = Prefilled { prompt, cached };
         self.anchor.dequeue(grant, Some(done), now);
-        grant.prefilled = Some(now);
+        // A decoder that computes prompts of its own is late with what comes over: that says nothing about the link.
+        let decoder = self.anchor.fleet.worker(grant.decoder);
+        let is_quiet = decoder.own_prompts() == Tokens(0) && decoder.backlog.queued() == Tokens(0);
+        grant.prefilled = is_quiet.then_some(now);
         self.anchor.true_up(grant, prompt, now);
         let next = Some((grant.decoder, Doing::Decode));
         self.anchor.work(grant, next, now);

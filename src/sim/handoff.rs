@@ -189,9 +189,6 @@ impl World<'_> {
         flight.conversation.handoffs += 1;
         flight.row.transfer_end_s = self.now;
         flight.row.prefiller = Some(prefiller);
-        if let Some(turn) = flight.running.as_mut() {
-            turn.handed_over(self.at);
-        }
         self.arrived(conversation);
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::support::{ask, at, fleet, key};
-use crate::config::Config;
+use crate::config::{Config, PolicyKind};
 use crate::router::{Doing, Router, Usage, Work};
 use crate::units::{Tokens, WorkerId};
 
@@ -147,4 +147,33 @@ fn a_turn_that_is_dropped_or_placed_again_leaves_no_work_behind() {
         rows.iter().map(|row| row.work.prefill).sum::<Duration>(),
         Duration::from_secs(2)
     );
+}
+
+#[test]
+fn a_handoff_to_a_decoder_with_prompts_of_its_own_says_nothing_about_the_link() {
+    let config = Config {
+        policy: PolicyKind::Ppd.into(),
+        ..Config::default()
+    };
+    let router = fleet(config, 1, &[1000]);
+    let link = |now| router.snapshot(at(now)).link_ms_per_token;
+    let mut short = ask(&router, 1, 10).expect("room");
+    short.prefilled(Tokens(160), at(1));
+    short.handed_over(at(2));
+    short.finish(usage(160, 0, 1), at(2));
+    assert_eq!(link(2), None, "160 tokens tell nothing");
+
+    let mut at_home = ask(&router, 1, 20).expect("room");
+    assert!(at_home.route().prefiller.is_none(), "its own prompt");
+    let mut late = ask(&router, 2, 200).expect("room");
+    late.prefilled(Tokens(3_200), at(2));
+    at_home.first_token(at(3));
+    at_home.finish(usage(320, 160, 1), at(4));
+    late.handed_over(at(4));
+    assert_eq!(link(4), None, "it waited for the other's prompt");
+
+    let mut other = ask(&router, 3, 200).expect("room");
+    other.prefilled(Tokens(3_200), at(5));
+    other.handed_over(at(6));
+    assert_eq!(link(6), Some(995.0 / 3_200.0), "1 s less 5 ms");
 }

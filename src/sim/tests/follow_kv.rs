@@ -26,7 +26,7 @@ const RUN: &str = r#", "router": {"tail_waits": false, "kv_events": true, "evict
 
 #[test]
 fn with_every_part_off_it_is_collocated_exactly() {
-    let off = "follow-kv(handoff=never, afresh_from=inf, move_share=0, thrash=inf)";
+    let off = "follow-kv(handoff=never, home_fuller=0, afresh_from=inf, move_share=0, thrash=inf)";
     for seed in 1..4 {
         for router in ["", RUN] {
             let columns = crowd(seed);
@@ -74,18 +74,14 @@ fn where_every_worker_does_both_strict_is_collocated_exactly() {
 #[test]
 fn over_an_infinitely_slow_link_nothing_is_handed_over() {
     let columns = crowd(5);
-    let slow = "follow-kv(link_ms_per_token=inf)";
-    assert_eq!(
-        run(&fleet(&[BOTH; 4], slow, RUN), &columns)
+    let engines = [r#"{"role": "prefiller"}"#, BOTH, BOTH, BOTH];
+    let handoffs = |policy: &str| {
+        run(&fleet(&engines, policy, RUN), &columns)
             .counters
-            .handoffs,
-        0
-    );
-    let usual = run(&fleet(&[BOTH; 4], "follow-kv", RUN), &columns);
-    assert!(
-        usual.counters.handoffs > 0,
-        "else the relation says nothing"
-    );
+            .handoffs
+    };
+    assert_eq!(handoffs("follow-kv(link_ms_per_token=inf)"), 0);
+    assert!(handoffs("follow-kv") > 0, "else the relation says nothing");
 }
 
 #[test]

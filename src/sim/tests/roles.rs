@@ -148,7 +148,7 @@ fn where_steps_grow_with_their_turns_nothing_changes_to_the_last_bit() {
 fn the_router_begins_with_what_the_operator_says() {
     let columns = columns(
         &[Phase {
-            per_s: 0.2,
+            per_s: 1.0,
             ..HEAVY_FIRST
         }],
         3,
