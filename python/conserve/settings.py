@@ -149,6 +149,10 @@ def _options(value: object) -> object:
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ValueError(f"{pair!r} is no option of a policy: write key=value")
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"takes each option once, not {key!r} {keys.count(key)} times")
     return tuple(pairs)
 
 

@@ -6,11 +6,13 @@ import hashlib
 import importlib.util
 import json
 import os
+import pty
 import re
 import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,11 @@ CONVERSATION_KEYS = {
     *("ttfet_s", "prompt_tokens", "recomputed_tokens", "text_sha256"),
 }
 DEMO = (sys.executable, "-P", "-m", "conserve.cli", "demo")
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -119,11 +126,10 @@ def is_gone(pid: int, *, timeout_s: float = 20) -> bool:
         os.close(handle)
 
 
-def read_pids(demo: subprocess.Popen[str], count: int) -> list[int]:
+def read_pids(lines: Iterable[str], count: int) -> list[int]:
     """The process ids that the demo prints as its processes become ready."""
-    assert demo.stdout is not None
     pids: list[int] = []
-    for line in demo.stdout:
+    for line in lines:
         if match := re.search(r"pid (\d+)\) serves at", line):
             pids.append(int(match[1]))
             if len(pids) == count:
@@ -155,7 +161,8 @@ def test_demo_that_is_stopped_leaves_no_process(tmp_path: Path, number: signal.S
         cwd=tmp_path,
         env=environment(tmp_path),
     ) as demo:
-        pids = read_pids(demo, 4)
+        assert demo.stdout is not None
+        pids = read_pids(demo.stdout, 4)
         demo.send_signal(number)
         rest = demo.communicate(timeout=60)[0]
     assert all(is_gone(pid) for pid in pids), "prefiller, decoders and router ended with the demo"
@@ -167,6 +174,27 @@ def test_demo_that_is_stopped_leaves_no_process(tmp_path: Path, number: signal.S
         assert not list(tmp_path.glob("conserve-demo-*")), (
             "the logs of a run that was broken off are not kept"
         )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits on processes that are not its children")
+def test_demo_whose_terminal_closes_leaves_no_process(tmp_path: Path) -> None:
+    argv = [*DEMO, "--model", "random", "--conversations", "4", "--turns", "6", "--max-tokens", "400"]
+    ours, terminal = pty.openpty()
+    with subprocess.Popen(
+        # The leader of a session: the terminal becomes its own, and tells it of its end.
+        [sys.executable, "-c", TAKE_TERMINAL, *argv],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        cwd=tmp_path,
+        env=environment(tmp_path) | {"TERM": "dumb", "COLUMNS": "200"},
+    ) as demo:
+        os.close(terminal)
+        with os.fdopen(ours, encoding="utf-8") as screen:
+            pids = read_pids(screen, 4)
+        assert demo.wait(timeout=60) == 130
+    assert all(is_gone(pid) for pid in pids), "prefiller, decoders and router ended with the demo"
 
 
 @pytest.mark.parametrize(

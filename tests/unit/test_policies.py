@@ -28,6 +28,8 @@ def test_options_are_settings() -> None:
     assert settings.router(empty=True).snapshot().policy == "ampd(min, X=1, pcache=1, blind=1)"
     with pytest.raises(ConfigError, match="write key=value"):
         Settings(policy_option="rule")
+    with pytest.raises(ConfigError, match="takes each option once, not 'rule' 2 times"):
+        Settings(policy_option="rule=min blind=1 rule=slo")
 
 
 def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +48,7 @@ async def run_demo(options: Options, progress: Progress) -> Report:
     try:
         workspace = await asyncio.to_thread(Workspace.scan, options.workdir)
         agents = make_agents(workspace, options)
-        with _ended_by_sigterm():
+        with _ended_by_signals():
             report = await _routed(options, workspace, agents, logs, progress)
             if options.check:
                 report = await _checked(report, options, workspace, logs, progress)
@@ -221,14 +222,32 @@ def _tenant_name(number: int) -> str:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM cancels the run as Ctrl-C does, so that the processes are stopped in order."""
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP cancel the run as Ctrl-C does, so that the processes are stopped in order.
+
+    Not SIGHUP where it was to be ignored, as under `nohup`.
+    """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("run_demo runs in a task")
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    terminals = [fd for fd in (1, 2) if os.isatty(fd)]
+
+    def hang_up() -> None:
+        # The terminal is gone: what is still said must not fail.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for fd in terminals:
+            os.dup2(nowhere, fd)
+        os.close(nowhere)
+        task.cancel()
+
+    heeded: dict[signal.Signals, Callable[[], object]] = {signal.SIGTERM: task.cancel}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        heeded[signal.SIGHUP] = hang_up
+    for number, act in heeded.items():
+        loop.add_signal_handler(number, act)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in heeded:
+            loop.remove_signal_handler(number)

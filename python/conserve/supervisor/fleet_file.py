@@ -198,10 +198,11 @@ def _tier(table: Table, place: int) -> Tier:
     if not _NAME.fullmatch(tier.name):
         raise table.wrong("name", f"letters, digits, '.', '_' or '-', not {tier.name!r}")
     for flag in tier.flags:
-        said = flag.partition("=")[0]
-        # vLLM takes `_` for `-`, and a part of a JSON option behind a dot.
-        if key := _OWN_FLAGS.get(said.partition(".")[0].replace("_", "-")):
-            raise table.wrong("flags", f"anything but {said}, which is set with {key!r}")
+        for own, key in _OWN_FLAGS.items():
+            if _means(flag, own):
+                raise table.wrong(
+                    "flags", f"anything but {flag.partition('=')[0]}, which is set with {key!r}"
+                )
     if tier.power_limit_w is not None and not tier.gpus:
         raise table.wrong("power_limit_w", "nothing without gpus: it limits each of them")
     if len(set(tier.gpus)) != len(tier.gpus):
@@ -239,8 +240,20 @@ def _check_step(table: Table, tier: Tier) -> None:
         missing = next(key for key, value in measured.items() if value is None)
         raise table.wrong(missing, "what was measured, because preset 'cpu' says nothing of it")
     for flag in tier.flags:
-        if flag.partition("=")[0].replace("_", "-") == "--max-num-batched-tokens":
+        if _means(flag, "--max-num-batched-tokens"):
             raise table.wrong("flags", f"anything but {flag}, which tbt_target_ms sets")
+        if _means(flag, "--config"):
+            raise table.wrong("flags", f"anything but {flag}, whose file may say what tbt_target_ms sets")
+
+
+def _means(flag: str, option: str) -> bool:
+    """Whether an engine takes `flag` for `option`.
+
+    vLLM takes `_` for `-`, a part of a JSON option behind a dot, and any beginning that only one option has. One that several
+    have it refuses, so that it does not matter which of them is named here.
+    """
+    said = flag.partition("=")[0].partition(".")[0].replace("_", "-")
+    return said == option or (len(said) > len("--") and said.startswith("--") and option.startswith(said))
 
 
 def _check_vllm(table: Table, tier: Tier) -> None:

@@ -243,12 +243,14 @@ def _tiny(fleet: FleetFile, each: _Laid) -> dict[str, Any]:
 
 def _settings(fleet: FleetFile) -> Settings:
     """The router's settings as they will be, tried as far as can be without workers: minutes later is late for a mistake."""
-    for key in _DECIDED:
-        if key in fleet.router:
+    for key, value in fleet.router.items():
+        if key in _DECIDED:
             raise ConfigError(f"router.{key}: is decided by the rest of the file", key=f"router.{key}")
+        if "\0" in _as_variable(value):  # The router reads it from its environment, which cannot hold one.
+            raise ConfigError(f"router.{key}: takes text without NUL", key=f"router.{key}")
     try:
         settings = Settings(**{"block_size": fleet.block_size, **fleet.router})
-        settings.router(empty=True)
+        settings.dispatcher(settings.router(empty=True))
         files_of(settings)
         trust_of(settings)
     except ConfigError as error:

@@ -92,6 +92,13 @@ def test_without_a_target_the_preset_decides() -> None:
             {},
             "which tbt_target_ms sets",
         ),
+        ('tbt_target_ms = 60\nflags = ["--max-num-batched=512"]', {}, "which tbt_target_ms sets"),
+        ('tbt_target_ms = 60\nflags = ["--max-num-batched-tokens.x=5"]', {}, "which tbt_target_ms sets"),
+        (
+            'tbt_target_ms = 60\nflags = ["--config", "a.yaml"]',
+            {},
+            "whose file may say what tbt_target_ms sets",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_named(more: str, options: dict[str, str], said: str) -> None:

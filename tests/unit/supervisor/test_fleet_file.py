@@ -63,6 +63,7 @@ TIER = '[[tier]]\nrole = "decoder"\n'
         ('model = "m"\n' + TIER + 'env = { A = "x\\u0000" }', "tier[0].env.A", "a string"),
         ('model = "m"\n' + TIER + 'flags = ["--a\\u0000"]', "tier[0].flags", "a list of strings"),
         ('model = "m"\n' + TIER + 'flags = ["--block_size=32"]', "tier[0].flags", "set with 'block_size'"),
+        ('model = "m"\n' + TIER + 'flags = ["--max-model=32"]', "tier[0].flags", "set with 'max_model_len'"),
         (
             'model = "m"\n' + TIER + 'flags = ["--kv-transfer-config.kv_role", "kv_both"]',
             "tier[0].flags",

@@ -195,6 +195,22 @@ def test_ports_that_the_system_chooses_differ() -> None:
         (GOOD.replace("0.7", "1.7"), "router.low_watermark", "less than or equal to 1"),
         (GOOD + 'retention = "pin"', "router.retention", "decided by the rest of the file"),
         (GOOD + 'decoders = "http://x"', "router.decoders", "decided by the rest of the file"),
+        (
+            GOOD + 'conversation_headers = ["X-Id"]',
+            "router.conversation_headers",
+            "header names in lower case",
+        ),
+        (
+            GOOD + 'conversation_headers = ["x\\u0000"]',
+            "router.conversation_headers",
+            "takes text without NUL",
+        ),
+        (GOOD + 'control_key = "a\\u0000b"', "router.control_key", "takes text without NUL"),
+        (
+            GOOD + 'policy_option = ["roles=off", "roles=auto"]',
+            "router.policy_option",
+            "takes each option once, not 'roles' 2 times",
+        ),
     ],
 )
 def test_clash_is_named(text: str, key: str, said: str) -> None:
