@@ -1,6 +1,6 @@
 # Sets itself up: `make demo` and `make test` need only Rust, Python >= 3.11, make and a C linker.
 # Each step leaves a stamp in .venv/stamps, so what has not changed is not done again.
-# Settings: PYTHON (interpreter for .venv), TORCH (auto, cpu, default), DEMO_ARGS, PYTEST_ARGS, PIP_FIND_LINKS.
+# Settings: PYTHON (interpreter for .venv), TORCH (auto, cpu, default), DEMO_ARGS, PYTEST_ARGS, TEST_PROCESSES, PIP_FIND_LINKS.
 
 SHELL := bash
 .DELETE_ON_ERROR:
@@ -16,6 +16,7 @@ FEATURES := proxy python sim
 
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 STRESS_ARGS ?=
 SEEDS ?= 10000
 CASES ?= 20000
@@ -50,16 +51,12 @@ demo: setup-demo  ## a whole cluster on this machine: 1 prefiller, 2 decoders, a
 	@$(BIN)/conserve demo $(DEMO_ARGS)
 
 test: setup-dev  ## the core's tests, then everything through Python
-	@echo '==> cargo test'
-	@cargo test --locked
-	@echo '==> cargo test, the native door'
-	@cargo test --locked --features proxy --lib proxy
-	@echo '==> cargo test, the simulator'
-	@cargo test --locked --features sim --lib sim
+	@echo '==> cargo test, with the native door and the simulator'
+	@cargo test --locked --features proxy,sim
 	@echo '==> cargo test, the fast mock worker'
 	@cargo test --locked --quiet --manifest-path workers/mock/fast/Cargo.toml
 	@echo '==> pytest'
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 vllm-test: setup-dev  ## the worker contract, handoffs and failures against a real vLLM on CPU
 	@scripts/vllm-test $(PYTEST_ARGS)
@@ -72,9 +69,11 @@ check-rust: setup-dev
 	@cargo fmt --check
 	@cargo clippy --locked --all-targets -- -D warnings
 	@cd workers/mock/fast && cargo fmt --check && cargo clippy --locked --all-targets -- -D warnings
+	@echo '==> clippy, all features'
+	@cargo clippy --locked --all-targets --all-features -- -D warnings
 	@for feature in $(FEATURES); do \
 	    echo "==> clippy, feature $$feature alone"; \
-	    cargo clippy --locked --all-targets --no-default-features --features $$feature -- -D warnings || exit 1; \
+	    cargo clippy --locked --lib --features $$feature -- -D warnings || exit 1; \
 	done
 	@RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --quiet
 

@@ -2,8 +2,8 @@
 
 Each line of the standard input is a server to start, `{"name", "env", "argv", "log"}`; the answer on the standard output is
 `{"name": ..., "pid": ...}`, and the pid is also its process group. The first answer is `{"imported": true}`. Servers that were
-killed are reaped. When the standard input ends, all groups are killed: whoever started this can die in any way and nothing
-stays behind.
+killed are reaped. When the standard input ends, and on SIGTERM, all groups are killed: whoever started this can die in any way
+and nothing stays behind.
 
 Importing takes 8 s of CPU and hundreds of MB for each process; children of one that has it share both.
 """
@@ -103,15 +103,19 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     answer({"imported": True})
     pids: list[int] = []
-    while line := sys.stdin.readline():
-        spec = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            serve(spec)
-        pids.append(pid)
-        answer({"name": spec["name"], "pid": pid})
-    end(pids)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit())
+    try:
+        while line := sys.stdin.readline():
+            spec = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                serve(spec)
+            pids.append(pid)
+            answer({"name": spec["name"], "pid": pid})
+    finally:
+        end(pids)
 
 
 main()
