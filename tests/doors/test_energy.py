@@ -65,7 +65,7 @@ async def test_top_shows_a_fleet_without_a_counter(cluster: StartCluster) -> Non
         assert (status, err) == (0, "")
         _, as_json, _ = await top(running.url + "/v1", "--once", "--json", "--interval-s", "0.1")
     head, _, rest = shown.partition("\n")
-    assert head.startswith(f"{running.url} · 1 conversation · 0 requests under way")
+    assert head.startswith(f"{running.url} · 1 conversation · 0 under way")
     assert rest.split()[:4] == ["worker", "role", "tier", "health"]
     assert "no energy counter (all): energy is counted by conserve serve" in rest
     view = json.loads(as_json)

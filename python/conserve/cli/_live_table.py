@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from conserve._counted import counted
+
+from ._fit import Column, fitted
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from conserve.live.compare import Comparison
     from conserve.live.engines import Engines
@@ -27,9 +27,9 @@ _FAILURES_SHOWN = 10
 
 def show(plan: LivePlan, engines: Engines, told: Comparison, console: Console) -> None:
     """Prints what was measured, and what the simulator says to it."""
-    console.print(_measured(plan, engines, told))
+    _print(_measured(plan, engines, told, console.width), console)
     if len(plan.policies) > 1:
-        console.print(_paired(plan, told))
+        _print(_paired(plan, told, console.width), console)
     if all(math.isnan(one.tokens_per_j.mean) for one in told.outcomes):
         console.print("tokens/J: no energy counter", markup=False, highlight=False)
     failures = [
@@ -44,54 +44,44 @@ def show(plan: LivePlan, engines: Engines, told: Comparison, console: Console) -
         _predicted(prediction, console)
 
 
-def _measured(plan: LivePlan, engines: Engines, told: Comparison) -> Table:
-    table = _table(
-        f"{engines.words}: {plan.trace} at scale {plan.scale:g}, {plan.rate_per_s:g}/s, "
+def _measured(plan: LivePlan, engines: Engines, told: Comparison, width: int) -> list[Table]:
+    outcomes = told.outcomes
+    return fitted(
+        [Column("policy", [one.policy for one in outcomes])],
+        [
+            Column("p50 TTFET s", [_number(one.ttfet_p50_s) for one in outcomes]),
+            Column("p95 TTFET s", [_number(one.ttfet_p95_s) for one in outcomes]),
+            Column("p95 without tools", [_number(one.ttfet_no_tool_p95_s) for one in outcomes]),
+            Column("p95 TTFT s", [_number(one.ttft_p95_s) for one in outcomes]),
+            Column("last TBT ms", [_number(one.tbt_last_p95_s, times=1000) for one in outcomes]),
+            Column("handoffs", [f"{one.handoffs:.2f}" for one in outcomes]),
+            Column("computed", [f"{one.computed_ratio:.2f}x" for one in outcomes]),
+            Column("tokens/J", [_number(one.tokens_per_j) for one in outcomes]),
+            Column("unstable", [f"{one.unstable}/{plan.rounds}" for one in outcomes]),
+        ],
+        width=width,
+        title=f"{engines.words}: {plan.trace} at scale {plan.scale:g}, {plan.rate_per_s:g}/s, "
         f"{counted(plan.conversations, 'conversation')}, {counted(plan.rounds, 'round')}",
-        "p50 TTFET s",
-        "p95 TTFET s",
-        "p95 without tools",
-        "p95 TTFT s",
-        "last TBT ms",
-        "handoffs",
-        "computed",
-        "tokens/J",
-        "unstable",
     )
-    for one in told.outcomes:
-        table.add_row(
-            one.policy,
-            _number(one.ttfet_p50_s),
-            _number(one.ttfet_p95_s),
-            _number(one.ttfet_no_tool_p95_s),
-            _number(one.ttft_p95_s),
-            _number(one.tbt_last_p95_s, times=1000),
-            f"{one.handoffs:.2f}",
-            f"{one.computed_ratio:.2f}x",
-            _number(one.tokens_per_j),
-            f"{one.unstable}/{plan.rounds}",
-        )
-    return table
 
 
-def _paired(plan: LivePlan, told: Comparison) -> Table:
-    table = _table(f"Against {plan.policies[0]}, paired over rounds", *_NAMES.values())
-    for one in told.outcomes[1:]:
-        table.add_row(
-            one.policy,
-            _percent(one.ttfet_p95_change),
-            _percent(one.ttft_p95_change),
-            _percent(one.tbt_last_p95_change),
-        )
-    return table
+def _paired(plan: LivePlan, told: Comparison, width: int) -> list[Table]:
+    outcomes = told.outcomes[1:]
+    return fitted(
+        [Column("policy", [one.policy for one in outcomes])],
+        [
+            Column(_NAMES["ttfet_p95_s"], [_percent(one.ttfet_p95_change) for one in outcomes]),
+            Column(_NAMES["ttft_p95_s"], [_percent(one.ttft_p95_change) for one in outcomes]),
+            Column(_NAMES["tbt_last_p95_s"], [_percent(one.tbt_last_p95_change) for one in outcomes]),
+        ],
+        width=width,
+        title=f"Against {plan.policies[0]}, paired over rounds",
+    )
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
+def _print(tables: list[Table], console: Console) -> None:
+    for table in tables:
+        console.print(table)
 
 
 def _predicted(prediction: Prediction, console: Console) -> None:
@@ -101,24 +91,20 @@ def _predicted(prediction: Prediction, console: Console) -> None:
         if prediction.busy_constants
         else "each engine by itself"
     )
-    table = _table(
-        f"Simulated, with the steps of {how}",
-        "p95 TTFET s",
-        "p95 TTFT s",
-        "last TBT ms",
-        "handoffs",
-        "computed",
+    policies = prediction.policies
+    tables = fitted(
+        [Column("policy", [one.policy for one in policies])],
+        [
+            Column("p95 TTFET s", [_number(one.ttfet_p95_s) for one in policies]),
+            Column("p95 TTFT s", [_number(one.ttft_p95_s) for one in policies]),
+            Column("last TBT ms", [_number(one.tbt_last_p95_s, times=1000) for one in policies]),
+            Column("handoffs", [f"{one.handoffs:.2f}" for one in policies]),
+            Column("computed", [f"{one.computed_ratio:.2f}x" for one in policies]),
+        ],
+        width=console.width,
+        title=f"Simulated, with the steps of {how}",
     )
-    for one in prediction.policies:
-        table.add_row(
-            one.policy,
-            _number(one.ttfet_p95_s),
-            _number(one.ttft_p95_s),
-            _number(one.tbt_last_p95_s, times=1000),
-            f"{one.handoffs:.2f}",
-            f"{one.computed_ratio:.2f}x",
-        )
-    console.print(table)
+    _print(tables, console)
     for order in prediction.orders:
         right = len(order.told_apart) - len(order.wrong)
         told = (

@@ -11,7 +11,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -144,21 +144,25 @@ def _series(text: str) -> dict[_Series, float]:
     return found
 
 
-def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
+def quantile(share: float, buckets: Mapping[float, float], sum_s: float = math.inf) -> float | None:
     """The quantile of a cumulative histogram, `le` to count, linear inside a bucket; None without samples.
 
-    Above the last finite bound it is infinite.
+    Above the last finite bound it is infinite. Buckets are wide and samples at first few: it is never longer than `sum_s`, the
+    samples together, leaves for those that reach it.
     """
     total = buckets.get(math.inf, 0.0)
     if total <= 0:
         return None
-    rank, low, before = share * total, 0.0, 0.0
+    rank, low, before, shorter_s = share * total, 0.0, 0.0, 0.0
     for bound, count in sorted(buckets.items()):
         if count >= rank:
             if math.isinf(bound):
                 return math.inf
             inside = (rank - before) / (count - before) if count > before else 1.0
-            return low + (bound - low) * inside
+            below = max(before, math.ceil(rank) - 1)  # Those of this bucket are no shorter than its bound.
+            most = (sum_s - shorter_s - (below - before) * low) / (total - below)
+            return min(low + (bound - low) * inside, max(low, most))
+        shorter_s += (count - before) * low
         low, before = bound, count
     return math.inf
 
@@ -233,7 +237,7 @@ def _power(worker: str, energy: Mapping[str, Any]) -> float | None:
 
 def _tier(tier: str, now: Look, since: Look | None, before: Look | None, span_s: float | None) -> TierRow:
     def times(name: str, share: float) -> float | None:
-        return quantile(share, _buckets(name, tier, now, since))
+        return quantile(share, _buckets(name, tier, now, since), _sum(name, tier, now, since))
 
     good, missed = (_change("conserve_slo_turns_total", tier, met, now, since) for met in ("yes", "no"))
     tokens = _change("conserve_slo_output_tokens_total", tier, "yes", now, before)
@@ -260,13 +264,23 @@ def _change(name: str, tier: str, met: str, now: Look, since: Look | None) -> fl
 def _buckets(name: str, tier: str, now: Look, since: Look | None) -> dict[float, float]:
     """A histogram of one tier, all kinds of turns together, less what there was at `since`."""
     found: dict[float, float] = {}
-    for sign, series in ((1, now.series), (-1, {} if since is None else since.series)):
-        for bound, count in _samples(f"{name}_bucket", tier, series.items()):
-            found[bound] = found.get(bound, 0.0) + sign * count
+    for sign, labels, count in _samples(f"{name}_bucket", tier, now, since):
+        bound = float(labels["le"])
+        found[bound] = found.get(bound, 0.0) + sign * count
     return found
 
 
-def _samples(name: str, tier: str, series: Iterable[tuple[_Series, float]]) -> Iterable[tuple[float, float]]:
-    for (found, labels), count in series:
-        if found == name and ("tier", tier) in labels:
-            yield float(dict(labels)["le"]), count
+def _sum(name: str, tier: str, now: Look, since: Look | None) -> float:
+    """The sum of what it counted; infinite where the door does not tell."""
+    sums = [sign * total for sign, _, total in _samples(f"{name}_sum", tier, now, since)]
+    return sum(sums) if sums else math.inf
+
+
+def _samples(
+    name: str, tier: str, now: Look, since: Look | None
+) -> Iterator[tuple[int, dict[str, str], float]]:
+    """A metric of one tier: what to count it as, its labels and its value."""
+    for sign, series in ((1, now.series), (-1, {} if since is None else since.series)):
+        for (found, labels), value in series.items():
+            if found == name and ("tier", tier) in labels:
+                yield sign, dict(labels), value

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.text import Text
 
 from conserve._counted import counted
@@ -17,6 +18,7 @@ from ._top_look import TierRow, View, WorkerRow
 __all__ = ["tables"]
 
 _T = TypeVar("_T")
+_Row = TypeVar("_Row", WorkerRow, TierRow)
 _HEALTH: Final = {"ready": "green", "draining": "yellow", "suspect": "yellow", "lost": "red"}
 _COLUMNS: Final[tuple[tuple[str, Callable[[WorkerRow], str]], ...]] = (
     ("booked", lambda row: str(row.kv_booked) if row.role != "prefiller" else "-"),
@@ -48,8 +50,13 @@ _FELT: Final[tuple[tuple[str, Callable[[TierRow], str]], ...]] = (
 )
 
 
-def tables(url: str, shown: View, *, width: int, trouble: str | None = None) -> RenderableType:
-    """Head, workers, tiers, and what is wrong, for a terminal of `width` columns."""
+def tables(
+    url: str, shown: View, *, width: int, height: int | None = None, trouble: str | None = None
+) -> RenderableType:
+    """Head, workers, tiers, and what is wrong, for a terminal of `width` columns.
+
+    With `height`, no longer than so many lines: then first the energy counters that there are not are left out.
+    """
     workers = fitted(
         (
             Column("worker", [row.name for row in shown.workers]),
@@ -57,23 +64,56 @@ def tables(url: str, shown: View, *, width: int, trouble: str | None = None) -> 
             Column("tier", [row.tier for row in shown.workers]),
             Column("health", [Text(row.health, _HEALTH.get(row.health, "")) for row in shown.workers]),
         ),
-        [Column(title, [show(row) for row in shown.workers]) for title, show in _COLUMNS],
+        _told(_COLUMNS, shown.workers),
         width=width,
     )
     felt = fitted(
-        [Column("tier", [tier.tier for tier in shown.tiers])],
-        [Column(title, [show(tier) for tier in shown.tiers]) for title, show in _FELT],
-        width=width,
+        [Column("tier", [tier.tier for tier in shown.tiers])], _told(_FELT, shown.tiers), width=width
     )
-    return Group(Text(_head(url, shown)), *workers, *felt, *(Text(line) for line in _notes(shown, trouble)))
+    parts: list[RenderableType] = [Text(_head(url, shown))]
+    if trouble is not None:
+        parts.append(Text(f"{trouble}; what is shown is old"))
+    for table in (*workers, *felt):
+        table.show_edge = False
+        parts += [Text(), table]
+    parts += [Text(), *map(Text, _notes(shown))]
+    whole = Group(*parts, *map(Text, _no_counter(shown)))
+    if height is None:
+        return whole
+    screen = Console(width=width)
+    return next(
+        (each for each in (whole, Group(*parts)) if len(screen.render_lines(each)) <= height),
+        _Cut(Group(*parts), height),
+    )
+
+
+class _Cut:
+    """The first lines of something, and how many more there are."""
+
+    def __init__(self, whole: RenderableType, height: int) -> None:
+        self._whole = whole
+        self._height = height
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._whole, options.update(height=None), pad=False)
+        for line in lines[: self._height - 1]:
+            yield from line
+            yield Segment.line()
+        yield Text(f"{len(lines) - self._height + 1} more lines: a taller terminal, or --once", "bold")
+
+
+def _told(columns: Sequence[tuple[str, Callable[[_Row], str]]], rows: Sequence[_Row]) -> list[Column]:
+    """The columns of which anything is known."""
+    made = [Column(title, [show(row) for row in rows]) for title, show in columns]
+    return [column for column in made if set(column.cells) - {"-"}]
 
 
 def _head(url: str, shown: View) -> str:
     words = [
         url,
         counted(shown.conversations, "conversation"),
-        f"{counted(shown.in_flight, 'request')} under way",
-        f"in line: {shown.waiting} new, {shown.waiting_tail} later turns",
+        f"{shown.in_flight} under way",
+        f"in line: {shown.waiting} new, {shown.waiting_tail} later",
     ]
     if shown.power_w is not None:
         words.append(f"{shown.power_w:.0f} W")
@@ -84,23 +124,23 @@ def _head(url: str, shown: View) -> str:
     return " · ".join(words)
 
 
-def _notes(shown: View, trouble: str | None) -> list[str]:
+def _notes(shown: View) -> list[str]:
     span = (
         "since the router's start"
         if shown.times_span_s is None
         else f"of the last {shown.times_span_s:.0f} s"
     )
-    notes = [
-        f"times and good turns {span}; W of a shared meter in equal parts; tokens: prefilled and generated"
-    ]
-    notes += [f"away: {each}" for each in shown.away]
+    notes = [f"times and good turns {span}; tokens: prefilled and generated"]
+    if shown.power_w is not None:
+        notes.append("W of a shared meter in equal parts")
+    return notes + [f"away: {each}" for each in shown.away]
+
+
+def _no_counter(shown: View) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for zone, why in shown.no_counter.items():
         reasons.setdefault(why, []).append(zone)
-    notes += [f"no energy counter ({', '.join(zones)}): {why}" for why, zones in reasons.items()]
-    if trouble is not None:
-        notes.append(f"{trouble}; what is shown is old")
-    return notes
+    return [f"no energy counter ({', '.join(zones)}): {why}" for why, zones in reasons.items()]
 
 
 def _shown(value: _T | None, show: Callable[[_T], str]) -> str:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ._top_look import Look, UnreachableError, View, look, view
@@ -99,7 +99,12 @@ def _live(url: str, key: str | None, first: Look, interval_s: float) -> None:
     """Redraw until interrupted; a router that goes away is said, and asked again."""
     history, shown = _History(first), view(first)
     console = _console()
-    with Live(tables(url, shown, width=console.width), console=console, auto_refresh=False) as screen:
+
+    def screenful(trouble: str | None = None) -> RenderableType:
+        # The cursor stands on the line below.
+        return tables(url, shown, width=console.width, height=console.height - 1, trouble=trouble)
+
+    with Live(screenful(), console=console, auto_refresh=False) as screen:
         while True:
             time.sleep(interval_s)
             trouble = None
@@ -107,7 +112,7 @@ def _live(url: str, key: str | None, first: Look, interval_s: float) -> None:
                 shown = history.then(look(url, key=key))
             except UnreachableError as error:
                 trouble = str(error)
-            screen.update(tables(url, shown, width=console.width, trouble=trouble), refresh=True)
+            screen.update(screenful(trouble), refresh=True)
 
 
 def _console() -> Console:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from conserve.cli import main
-from conserve.cli._top_look import Look, quantile, view
+from conserve.cli._top_look import Look, View, quantile, view
 from conserve.cli._top_table import tables
 
 INF = math.inf
@@ -62,6 +62,30 @@ def test_quantiles_are_linear_inside_a_bucket(
     assert quantile(share, buckets) == (None if expected is None else pytest.approx(expected))
 
 
+@pytest.mark.parametrize(
+    ("share", "buckets", "sum_s", "expected"),
+    [
+        (0.95, {2.5: 0, 5.0: 1, INF: 1}, 2.6, 2.6),
+        (0.95, {0.1: 2, 2.5: 2, 5.0: 3, INF: 3}, 3.0, 3.0),
+        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 1.1, 0.7 / 6),
+        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 1.9, 0.15),
+        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 0.0, 0.1),
+        (0.95, {0.1: 5, INF: 10}, 9.0, INF),
+    ],
+)
+def test_no_quantile_is_longer_than_the_samples_together_allow(
+    share: float, buckets: dict[float, float], sum_s: float, expected: float
+) -> None:
+    assert quantile(share, buckets, sum_s) == pytest.approx(expected)
+
+
+def test_a_young_routers_times_are_no_longer_than_what_it_summed_up() -> None:
+    told = series(**{"2.5": 0, "5": 1, "+Inf": 1})
+    told["conserve_ttft_seconds_sum", frozenset({("tier", "slow"), ("kind", "first")})] = 2.6
+    (tier,) = view(Look(3.0, fleet(), {}, told)).tiers
+    assert tier.ttft_p95_s == pytest.approx(2.6)
+
+
 def test_rates_are_between_two_looks() -> None:
     before = Look(100.0, fleet(), {}, series(**{"+Inf": 4}))
     now = Look(102.0, fleet(output_tokens=60), {}, series(**{"+Inf": 4}))
@@ -97,7 +121,7 @@ def test_a_gpu_that_two_workers_share_is_shown_in_parts() -> None:
         console.print(tables("http://r", shown, width=200, trouble="http://r cannot be reached"))
     text = captured.get()
     for words in (
-        "in line: 2 new, 1 later turns", "200 W", "2 J for each output token", "away: d1: connection refused",
+        "in line: 2 new, 1 later", "200 W", "2 J for each output token", "away: d1: connection refused",
         "no energy counter (gpu1, gpu2): there is no GPU 1", "cannot be reached; what is shown is old",
     ):  # fmt: skip
         assert words in text, text
@@ -105,7 +129,16 @@ def test_a_gpu_that_two_workers_share_is_shown_in_parts() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_a_narrow_terminal_shows_every_number_in_further_tables(width: int) -> None:
-    shown = view(Look(0.0, fleet(), {}, series(**{"0.1": 3, "+Inf": 4})))
+    energy = {
+        "zones": {"gpu0": {"workers": ["d0"], "power_w": 200.0}},
+        "workers": {"d0": {"j_per_token": 0.5}},
+        "tiers": {"slow": {"j_per_token": 0.25}},
+    }
+    told = series(**{"0.1": 3, "+Inf": 4})
+    for (name, labels), count in list(told.items()):
+        if name == "conserve_ttft_seconds_bucket":
+            told["conserve_ttfet_seconds_bucket", labels] = count
+    shown = view(Look(2.0, fleet(), energy, told), before=Look(0.0, fleet(), {}, {}))
     console = Console(width=width)
     with console.capture() as captured:
         console.print(tables("http://r", shown, width=width))
@@ -116,6 +149,43 @@ def test_a_narrow_terminal_shows_every_number_in_further_tables(width: int) -> N
         assert word in words, f"{word} is cut at {width} columns"
     assert not any("…" in line for line in lines), lines
     assert len(titles) == 2 or width < 160
+
+
+def screen(shown: View, **options: Any) -> list[str]:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(tables("http://127.0.0.1:8080", shown, width=80, **options))
+    return captured.get().splitlines()
+
+
+def many(count: int) -> View:
+    wide = fleet()
+    wide["workers"] = [WORKER | {"id": place, "name": f"d{place}"} for place in range(count)]
+    why = {"no_counter": {"cpu": "no RAPL", "gpu0": "there is no NVML"}}
+    return view(Look(0.0, wide, why, series(**{"0.1": 3, "+Inf": 4})))
+
+
+def test_three_workers_fit_a_terminal_of_80_by_24() -> None:
+    lines = screen(many(3), height=23)
+    assert len(lines) <= 23
+    assert not any("more lines" in line for line in lines)
+    assert any("times and good turns" in line for line in lines)
+
+
+def test_what_does_not_fit_is_counted_and_trouble_is_seen_all_the_same() -> None:
+    whole = screen(many(40), trouble="the router is gone")
+    lines = screen(many(40), height=23, trouble="the router is gone")
+    assert len(lines) == 23
+    assert "the router is gone; what is shown is old" in lines[1]
+    left_out = int(lines[-1].split()[0])
+    assert 22 + left_out == len(whole) - 2, "all but the two lines about counters"
+    assert lines[:22] == whole[:22]
+
+
+def test_a_column_of_which_nothing_is_known_is_left_out() -> None:
+    text = "\n".join(screen(many(1)))
+    assert "J/tok" not in text
+    assert "no energy counter (gpu0): there is no NVML" in text
 
 
 def test_where_nothing_listens_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
