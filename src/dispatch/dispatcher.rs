@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 
+use super::arrival::Arrival;
 use super::config::DispatchConfig;
 use super::estimate::Ratio;
 use super::headers::{self, Header};
@@ -98,7 +99,27 @@ impl Dispatcher {
         body: Bytes,
         now: Timestamp,
     ) -> Dispatch {
-        Dispatch::new(Arc::clone(&self.shared), endpoint, headers, body, now)
+        self.open_arrived(endpoint, headers, body, self.arrival(), now)
+    }
+
+    /// To be told how a body grows, for a door that gets it in pieces.
+    #[must_use]
+    pub fn arrival(&self) -> Arrival {
+        Arrival::new(self.shared.config.max_depth)
+    }
+
+    /// As `open`, for a body whose arrival was told.
+    #[must_use]
+    pub fn open_arrived(
+        &self,
+        endpoint: Endpoint,
+        headers: Vec<Header>,
+        body: Bytes,
+        arrival: Arrival,
+        now: Timestamp,
+    ) -> Dispatch {
+        let shared = Arc::clone(&self.shared);
+        Dispatch::new(shared, endpoint, headers, body, arrival, now)
     }
 
     /// The models that the workers serve; others are refused with 404. An empty set lets every name pass.

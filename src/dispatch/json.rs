@@ -5,6 +5,7 @@
 //! stops at a nesting depth that the caller sets.
 //! Leaves to others: which members matter (`peek`, `sse`, `answer`) and whether the text is UTF-8 (`peek`).
 
+mod ahead;
 mod escapes;
 mod lanes;
 mod page;
@@ -12,6 +13,7 @@ mod skip;
 
 use std::borrow::Cow;
 
+pub(crate) use ahead::Ahead;
 use escapes::{string_fault, unescape};
 use page::Page;
 
@@ -143,6 +145,7 @@ pub(crate) struct Scanner<'a> {
     page: Page,
     blob_bytes: usize,
     blobs: usize,
+    ahead: Option<&'a Ahead>,
 }
 
 #[expect(
@@ -160,6 +163,15 @@ impl<'a> Scanner<'a> {
             page: Page::new(),
             blob_bytes: 0,
             blobs: 0,
+            ahead: None,
+        }
+    }
+
+    /// Takes what is known of the text's containers.
+    pub(crate) fn knowing(self, ahead: &'a Ahead) -> Self {
+        Self {
+            ahead: Some(ahead),
+            ..self
         }
     }
 
@@ -326,8 +338,12 @@ impl<'a> Scanner<'a> {
         if !matches!(self.kind()?, Kind::Object | Kind::Array) {
             return self.skip_value();
         }
-        let levels = self.max_depth - self.depth;
-        let passed = skip::pass(self.bytes, self.at, levels)
+        let known = match self.ahead {
+            Some(ahead) if self.depth == 1 => ahead.container(self.bytes, self.at),
+            _ => None,
+        };
+        let passed = known
+            .unwrap_or_else(|| skip::pass(self.bytes, self.at, self.max_depth - self.depth))
             .map_err(|fault| fault.told(self.bytes, self.max_depth))?;
         self.at = passed.end;
         self.page.leave_out(passed.end);

@@ -27,6 +27,7 @@
 
 mod action;
 mod answer;
+mod arrival;
 mod config;
 mod connector;
 mod dispatcher;
@@ -44,6 +45,7 @@ mod tests;
 mod turn;
 
 pub use action::{Action, Failure, TimeoutKind, Upstream};
+pub use arrival::Arrival;
 pub use config::{DispatchConfig, Secret};
 pub use connector::{Connector, Peer, Peers};
 pub use dispatcher::{Dispatcher, Located};

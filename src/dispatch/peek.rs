@@ -12,7 +12,8 @@ mod reader;
 
 pub(crate) use history::messages;
 
-use super::json::{Kind, Malformed, Span, Text};
+use super::arrival::Arrival;
+use super::json::{Kind, Malformed, Scanner, Span, Text};
 use super::refusal::Refusal;
 
 /// What a body may be.
@@ -175,11 +176,25 @@ impl From<Malformed> for Refusal {
     }
 }
 
-/// Reads a body.
+/// Reads a body of which nothing is known.
+///
+/// # Errors
+/// As `peek_arrived`.
+#[cfg(test)]
+pub(crate) fn peek(body: &[u8], endpoint: Endpoint, limits: &Limits) -> Result<Peek, Refusal> {
+    peek_arrived(body, endpoint, limits, &Arrival::new(limits.depth))
+}
+
+/// Reads a body, but for what was seen of it while it arrived.
 ///
 /// # Errors
 /// 413 for one that is too large; 400 for all else, with the field or the byte at fault.
-pub(crate) fn peek(body: &[u8], endpoint: Endpoint, limits: &Limits) -> Result<Peek, Refusal> {
+pub(crate) fn peek_arrived(
+    body: &[u8],
+    endpoint: Endpoint,
+    limits: &Limits,
+    arrival: &Arrival,
+) -> Result<Peek, Refusal> {
     if body.len() > limits.body_bytes {
         return Err(too_large(body.len(), limits.body_bytes));
     }
@@ -191,7 +206,7 @@ pub(crate) fn peek(body: &[u8], endpoint: Endpoint, limits: &Limits) -> Result<P
         ));
     }
     // The quick look says yes or no; std's says where.
-    if simdutf8::basic::from_utf8(body).is_err()
+    if simdutf8::basic::from_utf8(&body[arrival.utf8..]).is_err()
         && let Err(error) = std::str::from_utf8(body)
     {
         let message = format!(
@@ -200,7 +215,8 @@ pub(crate) fn peek(body: &[u8], endpoint: Endpoint, limits: &Limits) -> Result<P
         );
         return Err(Refusal::bad_request("invalid_utf8", None, message));
     }
-    let mut reader = reader::Reader::new(body, limits);
+    let scanner = Scanner::new(body, limits.depth).knowing(&arrival.containers);
+    let mut reader = reader::Reader::new(body, scanner);
     reader.read()?;
     reader.into_peek(endpoint)
 }

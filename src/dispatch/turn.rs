@@ -17,6 +17,7 @@ use std::task::Waker;
 use bytes::{Bytes, BytesMut};
 
 use super::action::{Action, Failure};
+use super::arrival::Arrival;
 use super::connector::Handoff;
 use super::dispatcher::Shared;
 use super::headers::Header;
@@ -35,6 +36,7 @@ pub struct Dispatch {
     endpoint: Endpoint,
     headers: Vec<Header>,
     body: Bytes,
+    arrival: Arrival,
     opened: Timestamp,
     request: Option<Request>,
     /// How often the turn was begun again.
@@ -125,6 +127,7 @@ impl Dispatch {
         endpoint: Endpoint,
         headers: Vec<Header>,
         body: Bytes,
+        arrival: Arrival,
         opened: Timestamp,
     ) -> Self {
         Self {
@@ -132,6 +135,7 @@ impl Dispatch {
             endpoint,
             headers,
             body,
+            arrival,
             opened,
             request: None,
             again: 0,

@@ -13,7 +13,7 @@ use hyper::body::{Body, Incoming};
 use tokio::time::timeout;
 
 use super::shared::Shared;
-use crate::dispatch::Refusal;
+use crate::dispatch::{Arrival, Refusal};
 
 /// How much of a refused body is read and dropped before the connection is closed, so that a client that sends first
 /// and reads later still sees the answer instead of a reset.
@@ -39,7 +39,7 @@ pub(crate) async fn read(
     shared: &Arc<Shared>,
     headers: &HeaderMap,
     incoming: &mut Incoming,
-) -> Result<Bytes, Unread> {
+) -> Result<(Bytes, Arrival), Unread> {
     let limit = shared.dispatcher.config().max_body_bytes;
     let length = headers
         .get(CONTENT_LENGTH)
@@ -67,28 +67,27 @@ async fn collect(
     incoming: &mut Incoming,
     expected: usize,
     limit: usize,
-) -> Result<Bytes, Unread> {
-    let Some(first) = piece(incoming).await? else {
-        return Ok(Bytes::new());
-    };
+) -> Result<(Bytes, Arrival), Unread> {
+    let mut arrival = shared.dispatcher.arrival();
     // What is promised is reserved at once: only the pages that are written take memory.
     let mut whole = BytesMut::new();
-    let mut next = Some(first);
-    while let Some(bytes) = next {
+    while let Some(bytes) = piece(incoming).await? {
         let size = whole.len() + bytes.len();
         if size > limit {
             return Err(shared.dispatcher.too_large(size).into());
         }
-        if incoming.is_end_stream() && whole.is_empty() {
-            return Ok(bytes);
-        }
         if whole.is_empty() {
+            if incoming.is_end_stream() {
+                return Ok((bytes, arrival));
+            }
             whole.reserve(expected.max(bytes.len()));
         }
         whole.extend_from_slice(&bytes);
-        next = piece(incoming).await?;
+        // hyper reads into this memory again when nobody else has it.
+        drop(bytes);
+        arrival.grown(&whole);
     }
-    Ok(whole.freeze())
+    Ok((whole.freeze(), arrival))
 }
 
 /// The next piece of data.

@@ -38,8 +38,9 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long what is left may take to end.
 const LAST_WAIT: Duration = Duration::from_secs(1);
-/// What is read from a client at once, at most: a body that comes with one read is never copied.
-const READ_LIMIT_BYTES: usize = 1 << 20;
+/// What is read from a client at once, at most: a body that comes with one read is never copied, and of a larger one each
+/// piece is still in the processor's cache when it is looked at and copied.
+const READ_LIMIT_BYTES: usize = 128 << 10;
 /// The largest head of an HTTP/2 request, in bytes.
 const HEAD_LIST_LIMIT_BYTES: u32 = 64 << 10;
 /// Streams of one HTTP/2 connection at once.

@@ -58,8 +58,8 @@ async fn turn(
     let read = intake::read(&shared, &head.headers, &mut incoming).await;
     arriving.is_over = !matches!(read, Err(Unread::Gone));
     drop(arriving);
-    let body = match read {
-        Ok(body) => body,
+    let (body, arrival) = match read {
+        Ok(read) => read,
         Err(Unread::Refused(refused)) => {
             return Ok(refuse(&shared, route, &refused, incoming, serving));
         }
@@ -71,7 +71,7 @@ async fn turn(
     drop(head);
     let dispatch = shared
         .dispatcher
-        .open(route, sent, body, shared.clock.now());
+        .open_arrived(route, sent, body, arrival, shared.clock.now());
     Ok(Drive::new(shared, dispatch, route, link).run().await)
 }
 

@@ -81,6 +81,22 @@ async def test_bodies_that_cannot_be_read_are_refused_by_name(cluster: StartClus
         await nothing_left(c)
 
 
+async def test_a_long_body_that_is_wrong_at_its_end_is_refused_with_the_place(cluster: StartCluster) -> None:
+    # It comes in pieces, which are looked at as they come.
+    long = b'{"model":"mock","messages":[{"role":"user","content":"' + "é漢\\n".encode() * 60_000
+    async with cluster() as c:
+        for rest, code, at in [
+            (b'\xe9"}]}', "invalid_utf8", len(long)),
+            (b'"}],"x":NaN}', "invalid_json", len(long) + 8),
+            (b'"}],"x":' + b"[" * 600, "nesting_too_deep", len(long) + 8 + 511),
+            (b'"}]', "invalid_json", len(long) + 3),
+        ]:
+            answer = await c.post(long + rest, conversation="a")
+            assert (answer.status, answer.code) == (400, code)
+            assert f"at byte {at}" in answer.json["error"]["message"]
+        await nothing_left(c)
+
+
 INSIDE = {
     b'["hi"]': ("invalid_type", "messages[0]"),
     b'[{"role":"user","role":"tool"}]': ("duplicate_field", "messages[0].role"),

@@ -16,6 +16,7 @@ use super::{BLOB_MIN_BYTES, Malformed, first_bit};
 /// A container that was passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Passed {
+    pub(super) start: usize,
     /// Behind its last bracket.
     pub(super) end: usize,
     /// Long data URIs in it, and their bytes.
@@ -25,16 +26,7 @@ pub(super) struct Passed {
 
 /// Passes the container of `text` whose first bracket stands at `start`, at most `levels` deep.
 pub(super) fn pass(text: &[u8], start: usize, levels: usize) -> Result<Passed, Fault> {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(simd) = pulp::x86::V3::try_new() {
-        return simd.vectorize(Passing {
-            lanes: Avx2(simd),
-            text,
-            start,
-            levels,
-        });
-    }
-    Skip::new(text, levels).run(Wide, start)
+    Skip::new(0, levels).pass(text, start)
 }
 
 /// Why there is no end.
@@ -62,8 +54,11 @@ impl Fault {
     }
 }
 
-struct Skip<'a> {
-    text: &'a [u8],
+/// A place between two blocks of a text, and what is open there.
+#[derive(Debug, Clone)]
+pub(super) struct Skip {
+    /// A container that is in so many others is one that is passed.
+    floor: usize,
     levels: usize,
     /// Containers that are open.
     depth: usize,
@@ -73,6 +68,8 @@ struct Skip<'a> {
     carries: bool,
     /// Where the string begins that reaches into the next block.
     string: usize,
+    /// Where the container begins that is being passed, and the long data URIs in it so far.
+    start: usize,
     blobs: usize,
     blob_bytes: usize,
 }
@@ -81,85 +78,125 @@ struct Skip<'a> {
     clippy::inline_always,
     reason = "they become part of the function that has the instructions"
 )]
-impl<'a> Skip<'a> {
-    fn new(text: &'a [u8], levels: usize) -> Self {
+impl Skip {
+    pub(super) fn new(floor: usize, levels: usize) -> Self {
         Self {
-            text,
+            floor,
             levels,
             depth: 0,
             inside: 0,
             carries: false,
             string: 0,
+            start: 0,
             blobs: 0,
             blob_bytes: 0,
         }
     }
 
+    /// Where the container begins that is being passed, if one is.
+    pub(super) fn open(&self) -> Option<usize> {
+        (self.depth > self.floor).then_some(self.start)
+    }
+
+    /// Goes on from `at` to the end of the text, or of a container.
+    pub(super) fn pass(mut self, text: &[u8], at: usize) -> Result<Passed, Fault> {
+        let mut passed = None;
+        let stop = |found| {
+            passed = Some(found);
+            false
+        };
+        let end = self.blocks(text, at, stop)?;
+        if passed.is_none() {
+            let rest = &text[end..];
+            let mut last = [b' '; BLOCK];
+            last[..rest.len()].copy_from_slice(rest);
+            let stop = |found| {
+                passed = Some(found);
+                false
+            };
+            self.block(Wide, text, &last, end, &mut { stop })?;
+        }
+        passed.ok_or(Fault::Endless {
+            in_string: self.inside != 0,
+        })
+    }
+
+    /// Passes whole blocks from `at` on and gives each container that ends in them, as long as `each` wants more; where the
+    /// next block begins.
+    pub(super) fn blocks(
+        &mut self,
+        text: &[u8],
+        at: usize,
+        each: impl FnMut(Passed) -> bool,
+    ) -> Result<usize, Fault> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(simd) = pulp::x86::V3::try_new() {
+            return simd.vectorize(Passing {
+                lanes: Avx2(simd),
+                skip: self,
+                text,
+                at,
+                each,
+            });
+        }
+        self.run(Wide, text, at, each)
+    }
+
     #[inline(always)]
-    fn run(mut self, lanes: impl Lanes, start: usize) -> Result<Passed, Fault> {
-        let (blocks, rest) = self.text[start..].as_chunks::<BLOCK>();
-        let mut at = start;
-        for block in blocks {
-            if let Some(end) = self.block(lanes, block, at)? {
-                return Ok(self.passed(end));
+    fn run(
+        &mut self,
+        lanes: impl Lanes,
+        text: &[u8],
+        mut at: usize,
+        mut each: impl FnMut(Passed) -> bool,
+    ) -> Result<usize, Fault> {
+        for block in text[at..].as_chunks::<BLOCK>().0 {
+            if !self.block(lanes, text, block, at, &mut each)? {
+                break;
             }
             at += BLOCK;
         }
-        let mut last = [b' '; BLOCK];
-        last[..rest.len()].copy_from_slice(rest);
-        match self.block(lanes, &last, at)? {
-            Some(end) => Ok(self.passed(end)),
-            None => Err(Fault::Endless {
-                in_string: self.inside != 0,
-            }),
-        }
+        Ok(at)
     }
 
-    fn passed(&self, end: usize) -> Passed {
-        Passed {
-            end,
-            blobs: self.blobs,
-            blob_bytes: self.blob_bytes,
-        }
-    }
-
-    /// The block at `at`; where the container ends, if in there.
+    /// The block at `at`; false when `each` wants no more.
     #[inline(always)]
     fn block(
         &mut self,
         lanes: impl Lanes,
+        text: &[u8],
         block: &[u8; BLOCK],
         at: usize,
-    ) -> Result<Option<usize>, Fault> {
+        each: &mut impl FnMut(Passed) -> bool,
+    ) -> Result<bool, Fault> {
         let found = lanes.quotes(block);
         let quotes = found.quotes & !escaped(found.slashes, &mut self.carries);
         let inside = if quotes != 0 {
-            self.strings(quotes, at)
+            self.strings(text, quotes, at)
         } else if self.inside != 0 {
-            return Ok(None);
+            return Ok(true);
         } else {
             0
         };
         let Brackets { opens, closes } = lanes.brackets(block);
         let (opens, closes) = (opens & !inside, closes & !inside);
         if opens | closes == 0 {
-            return Ok(None);
+            return Ok(true);
         }
         let (up, down) = (opens.count_ones() as usize, closes.count_ones() as usize);
-        if down < self.depth && self.depth + up <= self.levels {
+        if self.floor + down < self.depth && self.depth + up <= self.levels {
             self.depth = self.depth + up - down;
-            return Ok(None);
+            return Ok(true);
         }
-        self.brackets(opens, closes, at)
+        self.brackets(opens, closes, at, each)
     }
 
     /// Which bytes of the block are inside strings; `quotes` is not 0.
     #[inline(always)]
-    fn strings(&mut self, quotes: u64, at: usize) -> u64 {
+    fn strings(&mut self, text: &[u8], quotes: u64, at: usize) -> u64 {
         if self.inside != 0 {
             let end = at + quotes.trailing_zeros() as usize;
-            if end - self.string >= BLOB_MIN_BYTES && self.text[self.string..].starts_with(b"data:")
-            {
+            if end - self.string >= BLOB_MIN_BYTES && text[self.string..].starts_with(b"data:") {
                 self.blobs += 1;
                 self.blob_bytes += end - self.string;
             }
@@ -175,39 +212,59 @@ impl<'a> Skip<'a> {
         inside
     }
 
-    /// Bracket by bracket, where the container may end or be too deep.
+    /// Bracket by bracket, where a container may begin, end or be too deep.
     #[inline(always)]
-    fn brackets(&mut self, opens: u64, closes: u64, at: usize) -> Result<Option<usize>, Fault> {
+    fn brackets(
+        &mut self,
+        opens: u64,
+        closes: u64,
+        at: usize,
+        each: &mut impl FnMut(Passed) -> bool,
+    ) -> Result<bool, Fault> {
         let mut left = opens | closes;
         while left != 0 {
             let (bit, place) = (first_bit(left), at + left.trailing_zeros() as usize);
-            if opens & bit == 0 {
-                self.depth -= 1;
-                if self.depth == 0 {
-                    return Ok(Some(place + 1));
-                }
-            } else if self.depth == self.levels {
-                return Err(Fault::TooDeep(place));
-            } else {
-                self.depth += 1;
-            }
             left ^= bit;
+            if opens & bit != 0 {
+                if self.depth == self.levels {
+                    return Err(Fault::TooDeep(place));
+                }
+                if self.depth == self.floor {
+                    self.start = place;
+                    self.blobs = 0;
+                    self.blob_bytes = 0;
+                }
+                self.depth += 1;
+                continue;
+            }
+            // Nothing is open: no text that is JSON.
+            self.depth = self.depth.saturating_sub(1);
+            let passed = Passed {
+                start: self.start,
+                end: place + 1,
+                blobs: self.blobs,
+                blob_bytes: self.blob_bytes,
+            };
+            if self.depth == self.floor && !each(passed) {
+                return Ok(false);
+            }
         }
-        Ok(None)
+        Ok(true)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-struct Passing<'a> {
+struct Passing<'a, F> {
     lanes: Avx2,
+    skip: &'a mut Skip,
     text: &'a [u8],
-    start: usize,
-    levels: usize,
+    at: usize,
+    each: F,
 }
 
 #[cfg(target_arch = "x86_64")]
-impl pulp::NullaryFnOnce for Passing<'_> {
-    type Output = Result<Passed, Fault>;
+impl<F: FnMut(Passed) -> bool> pulp::NullaryFnOnce for Passing<'_, F> {
+    type Output = Result<usize, Fault>;
 
     #[expect(
         clippy::inline_always,
@@ -215,7 +272,7 @@ impl pulp::NullaryFnOnce for Passing<'_> {
     )]
     #[inline(always)]
     fn call(self) -> Self::Output {
-        Skip::new(self.text, self.levels).run(self.lanes, self.start)
+        self.skip.run(self.lanes, self.text, self.at, self.each)
     }
 }
 
@@ -247,6 +304,7 @@ mod tests {
                 (b'[' | b'{', None) => depth += 1,
                 (b']' | b'}', None) if depth == 1 => {
                     return Ok(Passed {
+                        start,
                         end: at + 1,
                         blobs,
                         blob_bytes,
@@ -266,7 +324,18 @@ mod tests {
         let expected = by_bytes(text, start, levels);
         let told = || String::from_utf8_lossy(text).into_owned();
         assert_eq!(pass(text, start, levels), expected, "{}", told());
-        let wide = Skip::new(text, levels).run(Wide, start);
+        let mut wide = Err(Fault::Endless { in_string: false });
+        let padded = [text, &[b' '; BLOCK]].concat();
+        let mut skip = Skip::new(0, levels);
+        let run = skip.run(Wide, &padded, start, |passed| {
+            wide = Ok(passed);
+            false
+        });
+        if let Err(fault) = run {
+            wide = Err(fault);
+        } else if wide.is_err() && skip.inside != 0 {
+            wide = Err(Fault::Endless { in_string: true });
+        }
         assert_eq!(wide, expected, "{}", told());
     }
 

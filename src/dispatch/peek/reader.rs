@@ -3,7 +3,7 @@
 //! Leaves to others: what a body is before it is JSON (`peek`).
 
 use super::faults::{check_type, duplicate, missing, wrong_type};
-use super::{Endpoint, Field, Limits, NAMES, Name, Peek, Size, StreamOptions};
+use super::{Endpoint, Field, NAMES, Name, Peek, Size, StreamOptions};
 use crate::dispatch::json::{Key, Kind, Malformed, Scanner, Span, Text};
 use crate::dispatch::refusal::Refusal;
 
@@ -28,10 +28,10 @@ enum PromptShape {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(body: &'a [u8], limits: &Limits) -> Self {
+    pub(super) fn new(body: &'a [u8], scanner: Scanner<'a>) -> Self {
         Self {
             body,
-            scanner: Scanner::new(body, limits.depth),
+            scanner,
             fields: [None; NAMES.len()],
             stream_options: None,
             has_messages: false,

@@ -10,7 +10,7 @@ use crate::dispatch::estimate;
 use crate::dispatch::fingerprint::fingerprint;
 use crate::dispatch::headers;
 use crate::dispatch::ident;
-use crate::dispatch::peek::{Endpoint, Peek, messages, peek};
+use crate::dispatch::peek::{Endpoint, Peek, messages, peek_arrived};
 use crate::dispatch::refusal::Refusal;
 use crate::error::Rejected;
 use crate::event::Reason;
@@ -50,7 +50,8 @@ impl Dispatch {
                 message,
             });
         }
-        let peek = peek(&self.body, self.endpoint, &self.shared.config.limits())?;
+        let limits = self.shared.config.limits();
+        let peek = peek_arrived(&self.body, self.endpoint, &limits, &self.arrival)?;
         self.check_model(&peek)?;
         let tenant = self
             .shared
