@@ -35,13 +35,14 @@ pub struct Config {
     pub queue_timeout: Duration,
     /// Conversations idle for longer are swept; `None` keeps them until they are closed.
     pub idle_timeout: Option<Duration>,
-    /// Under pressure, take the booking of the longest idle conversations of a decoder.
+    /// Who finds no room may take the booking of the longest idle conversations of a decoder.
     pub evict_idle: bool,
-    /// A turn of a pinned conversation waits until its growth fits the books of its decoder. If not, it runs and takes
-    /// the room of the longest idle, from their tails and without their pins, as the engine takes their KV.
+    /// A turn of a pinned conversation waits until its growth fits the books of its decoder; who is evicted loses its pin.
+    /// If not, it runs and takes the room of the longest idle, from their tails and without their pins, as the engine
+    /// takes their KV. With this and without `evict_idle`, idle conversations can wait for each other's blocks for ever.
     pub tail_waits: bool,
-    /// `evict_idle` rests while more than this share of the prompt tokens that are computed had been computed before:
-    /// what is evicted is needed again.
+    /// `evict_idle` rests, on decoders where turns run, while more than this share of the prompt tokens that are computed
+    /// had been computed before: what is evicted is needed again.
     pub evict_idle_below: f64,
     /// Conversations held at once; more are shed.
     pub max_conversations: usize,
@@ -68,9 +69,9 @@ impl Default for Config {
             queue_limit: 1024,
             queue_timeout: Duration::from_secs(30),
             idle_timeout: Some(Duration::from_secs(3600)),
-            evict_idle: false,
-            tail_waits: true,
-            evict_idle_below: 1.0,
+            evict_idle: true,
+            tail_waits: false,
+            evict_idle_below: 0.1,
             max_conversations: 4_000_000,
             block_size: BlockSize::DEFAULT,
             report_stale_after: Duration::from_secs(10),

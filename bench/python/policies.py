@@ -55,7 +55,7 @@ GATE: Final[dict[str, object]] = {
     "evict_idle_below": 0.1,
     "kv_events": True,
 }
-"""The best of those in the set `gate`, for every policy."""
+"""The default, see the set `gate`, and KV events; for every policy."""
 LOADS: Final = (0.5, 0.7, 0.9, 1.1)
 MEASURED: Final = (0.1, 0.9)
 """Of the conversations in their order of arrival, those from the first to the second share."""
@@ -108,15 +108,16 @@ ABLATION: Final = BASELINES | {
 _ROUTERS: Final[dict[str, dict[str, object]]] = {
     "hold": {"tail_waits": True, "evict_idle": False},
     "evict": {"tail_waits": True, "evict_idle": True, "evict_idle_below": 1.0},
+    "evict below 0.1": {"tail_waits": True, "evict_idle": True, "evict_idle_below": 0.1},
     "run": {"tail_waits": False, "evict_idle": False},
     "run, evict": {"tail_waits": False, "evict_idle": True, "evict_idle_below": 1.0},
-    "run, evict below 0.1": {"tail_waits": False, "evict_idle": True, "evict_idle_below": 0.1},
-    "run, evict below 0.05": {"tail_waits": False, "evict_idle": True, "evict_idle_below": 0.05},
+    "run, evict below 0.1": {},
 }
+"""The last is the default."""
 GATES: Final = {
-    f"{policy}, {name}": Variant(policy, router=router)
-    for policy in ("collocated", "follow-kv")
+    f"{policy}, {name}": Variant(policy, prefillers, router=router)
     for name, router in _ROUTERS.items()
+    for policy, prefillers in (("collocated", 0), ("follow-kv", 0), ("strict", 1))
 }
 TUNING: Final = {"collocated": Variant("collocated"), "follow-kv": Variant("follow-kv")} | {
     f"{key}={value}": Variant(f"follow-kv({key}={value})")
@@ -224,7 +225,11 @@ class Study:
 
 
 SETS: Final = {
-    "gate": Study(GATES, CHOSEN_ON, loads=(0.7, 1.0, 1.3)),
+    "gate": Study(
+        GATES,
+        (*CHOSEN_ON, "claude-code-resumed", "claude-code-subagents", "mooncake-chat"),
+        loads=(0.5, 0.7, 1.0),
+    ),
     "tuning": Study(TUNING, CHOSEN_ON, loads=(0.7, 1.1)),
     "ablation": Study(ABLATION, CHOSEN_ON, loads=(0.7, 1.0)),
     "others": Study(AGAINST, OTHERS, loads=(0.7, 0.5, 1.0), also=("follow-kv, no handoff", "follow-kv 1P3D")),

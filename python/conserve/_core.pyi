@@ -208,9 +208,9 @@ class Router:
         queue_limit: places in the waiting line; beyond it turns are shed with `Overloaded`.
         queue_timeout_s: longest wait in line where a turn names none.
         idle_timeout_s: `sweep` frees conversations not used for this long; None keeps them until `close`.
-        evict_idle: under pressure, unbook the least recently used idle conversations of a decoder.
+        evict_idle: who finds no room takes that of the least recently used idle conversations of a decoder.
         tail_waits: a later turn waits until its growth fits the books; if not, it runs and the engine evicts for it.
-        evict_idle_below: evict_idle rests while more than this share of the computed prompt tokens is computed again.
+        evict_idle_below: evict_idle rests while more than this share of the computed prompt tokens is computed again and turns run there.
         max_conversations: bound on the conversations remembered.
         block_size: tokens in one KV block, where a decoder does not say.
         slo_ttft_ms: a turn whose first token comes later is no goodput; None: any time will do.
@@ -243,9 +243,9 @@ class Router:
         queue_limit: int = 1024,
         queue_timeout_s: float = 30.0,
         idle_timeout_s: float | None = 3600.0,
-        evict_idle: bool = False,
-        tail_waits: bool = True,
-        evict_idle_below: float = 1.0,
+        evict_idle: bool = True,
+        tail_waits: bool = False,
+        evict_idle_below: float = 0.1,
         max_conversations: int = 4_000_000,
         block_size: int = 16,
         slo_ttft_ms: float | None = None,

@@ -234,14 +234,17 @@ class Settings(BaseSettings):
         3600.0, description="An idle conversation's blocks are freed after this; `none`: never."
     )
     evict_idle: bool = Field(
-        False, description="Under pressure, free idle conversations' blocks, oldest first."
+        True, description="Who finds no room takes that of idle conversations, the longest idle first."
     )
     tail_waits: bool = Field(
-        True,
+        False,
         description="A later turn waits until its growth fits the books; if not, it runs and the engine evicts for it.",
     )
     evict_idle_below: float = Field(
-        1.0, ge=0, le=1, description="Eviction rests while a larger share of prompts is computed again."
+        0.1,
+        ge=0,
+        le=1,
+        description="Eviction rests while a larger share of prompts is computed again, unless nothing runs there.",
     )
     max_conversations: int = Field(4_000_000, ge=1, description="Conversations remembered.")
     block_size: int = Field(

@@ -327,17 +327,20 @@ impl Engine {
             mut reservation,
             mut somebody_waits,
         } = reserve();
-        if reservation.is_none() && self.config.tail_waits && self.may_evict_idle(now) {
-            let (rank, spare) = (asking.rank(), Some(conversation));
-            let freed = self.make_room(decoder, growth, ceiling, rank, spare, now);
-            let asked = reserve();
-            somebody_waits |= freed.somebody_waits | asked.somebody_waits;
-            reservation = asked.reservation;
-        }
-        if reservation.is_none() && !self.config.tail_waits {
-            let asked = self.overbook(decoder, growth, conversation, now);
-            somebody_waits |= asked.somebody_waits;
-            reservation = asked.reservation;
+        if reservation.is_none() {
+            // Growth waits where the operator says so, or for what the engine keeps; else the turn runs, as its engine lets it.
+            let waits = self.config.tail_waits || self.keeps_some(decoder, now);
+            if waits && (!self.config.tail_waits || self.may_evict_idle(decoder, now)) {
+                let (rank, spare) = (asking.rank(), Some(conversation));
+                let freed = self.make_room(decoder, growth, ceiling, rank, spare, now);
+                let asked = reserve();
+                somebody_waits |= freed.somebody_waits | asked.somebody_waits;
+                reservation = asked.reservation;
+            } else if !waits {
+                let asked = self.overbook(decoder, growth, conversation, now);
+                somebody_waits |= asked.somebody_waits;
+                reservation = asked.reservation;
+            }
         }
         if somebody_waits && !asking.waited {
             self.serve(now);

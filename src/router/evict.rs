@@ -24,10 +24,11 @@ pub(super) struct Freed {
 type Idle = (Timestamp, ConversationKey, State, Arc<Conversation>);
 
 impl Engine {
-    /// Whether idle conversations may lose their bookings now.
-    pub(super) fn may_evict_idle(&self, now: Timestamp) -> bool {
+    /// Whether idle conversations of `decoder` may lose their bookings now. One where nothing runs has no work to lose.
+    pub(super) fn may_evict_idle(&self, decoder: &Worker, now: Timestamp) -> bool {
         let needed_again = |share| share > self.config.evict_idle_below;
-        self.config.evict_idle && !self.recent.share_again(now).is_some_and(needed_again)
+        self.config.evict_idle
+            && (!self.recent.share_again(now).is_some_and(needed_again) || is_quiet(decoder))
     }
 
     /// Makes room for a conversation that has no place, on the decoder that lacks least of those
@@ -41,7 +42,8 @@ impl Engine {
         let mut able = Vec::new();
         self.fleet.for_each_live(|worker| {
             let holds = worker.prompt_limit().is_some_and(|limit| prompt <= limit);
-            if worker.role.decodes() && worker.is_open() && holds {
+            let allowed = || self.may_evict_idle(worker, now);
+            if worker.role.decodes() && worker.is_open() && holds && allowed() {
                 let need = worker.block_size().blocks(prompt);
                 let ceiling = self.newcomers_ceiling(worker);
                 let lack = worker
@@ -201,6 +203,24 @@ impl Engine {
         (most.less(lack), somebody_waits)
     }
 
+    /// Whether the engine of `decoder` keeps KV that it will give away only later: the router cannot hand it out, nor can a
+    /// turn that runs make the engine evict it.
+    pub(super) fn keeps_some(&self, decoder: &Worker, now: Timestamp) -> bool {
+        if self.config.retention.is_none() {
+            return false;
+        }
+        let mut keeps = decoder.retained.blocks() > Blocks::ZERO;
+        self.table.for_each(|_, conversation| {
+            let state = conversation.state();
+            let used = conversation.last_used();
+            keeps |= state.is_on(decoder.id)
+                && state.blocks > Blocks::ZERO
+                && self.kept_until(used, now).is_some();
+        });
+        keeps
+    }
+
+    /// The conversations of `decoder` none of whose turns runs, with what they hold there.
     fn idle_on(
         &self,
         decoder: &Worker,
@@ -208,6 +228,8 @@ impl Engine {
         now: Timestamp,
     ) -> Vec<Idle> {
         let mut idle = Vec::new();
+        // Where nothing runs, turns in flight only wait: they would wait for each other's blocks for ever.
+        let quiet = is_quiet(decoder);
         self.table.for_each(|key, conversation| {
             let state = conversation.state();
             let here =
@@ -216,10 +238,16 @@ impl Engine {
             // What the engine keeps is no room for anybody else.
             let used = conversation.last_used();
             let kept = self.kept_until(used, now).is_some();
-            if here && !asks && !kept && state.in_flight == 0 && state.blocks > Blocks::ZERO {
+            let idle_now = quiet || state.in_flight == 0;
+            if here && !asks && !kept && idle_now && state.blocks > Blocks::ZERO {
                 idle.push((used, key, state, Arc::clone(conversation)));
             }
         });
         idle
     }
+}
+
+/// Whether no turn runs on `decoder`.
+fn is_quiet(decoder: &Worker) -> bool {
+    decoder.occupancy.books().running == 0
 }

@@ -8,6 +8,7 @@ mod engine;
 mod evict;
 mod grant;
 mod placing;
+mod progress;
 mod retain;
 mod settle;
 mod snapshot;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 pub(crate) use self::engine::Engine;
 pub(crate) use self::grant::Grant;
+pub use self::progress::Stalled;
 pub use self::snapshot::{ConversationView, Discrepancy, Snapshot, Totals, WorkerRow};
 pub use self::ticket::Ticket;
 pub use self::turn::{Route, Turn};
@@ -292,5 +294,14 @@ impl Router {
     /// Names the first decoder whose books disagree.
     pub fn check(&self) -> Result<(), Discrepancy> {
         self.engine.check()
+    }
+
+    /// Checks that nobody waits for room that only idle conversations hold, unless the operator wants that (`tail_waits`
+    /// without `evict_idle`) or engines keep it (`retention`). Holds whenever no call is in progress.
+    ///
+    /// # Errors
+    /// Names a decoder that could serve a turn that waits.
+    pub fn check_progress(&self) -> Result<(), Stalled> {
+        self.engine.check_progress()
     }
 }

@@ -72,7 +72,7 @@ impl Engine {
             self.note_work();
         }
         let mut booked = self.book(&turn, Blocks::ZERO, asking, now);
-        if self.may_evict_idle(now)
+        if self.config.evict_idle
             && (asking.waited || self.line.newcomers() == 0)
             && let Err(Decision::Wait(Shortage::Blocks)) = booked
         {

@@ -100,7 +100,7 @@ fn a_later_turn_that_fails_returns_its_growth_only() {
 
 #[test]
 fn new_conversations_stop_at_the_watermark_and_pinned_ones_go_on() {
-    let router = fleet(Config::default(), 0, &[100]);
+    let router = fleet(holding(), 0, &[100]);
     run(&router, 1, 79);
     assert!(
         matches!(ask(&router, 2, 2), Err(Rejected::Overloaded { .. })),
@@ -342,7 +342,7 @@ fn the_longest_idle_are_evicted_under_pressure_when_allowed() {
     let router = fleet(
         Config {
             evict_idle: true,
-            ..Config::default()
+            ..holding()
         },
         0,
         &[100],
@@ -520,7 +520,7 @@ fn a_prompt_computed_elsewhere_for_its_home_needs_only_what_home_lacks() {
     let config = |evict_idle| Config {
         policy: PolicyKind::Disaggregated.into(),
         evict_idle,
-        ..Config::default()
+        ..holding()
     };
     let router = fleet(config(false), 1, &[100]);
     run(&router, 1, 60);
@@ -555,7 +555,7 @@ fn a_prompt_computed_elsewhere_for_its_home_needs_only_what_home_lacks() {
 fn a_turn_that_waits_to_grow_is_asked_again_where_its_prompt_is_computed() {
     let config = Config {
         policy: PolicyKind::Disaggregated.into(),
-        ..Config::default()
+        ..holding()
     };
     let router = fleet(config, 1, &[100]);
     run(&router, 1, 40);

@@ -14,7 +14,7 @@ use crate::units::Tokens;
 
 /// One decoder of 100 blocks, 80 for newcomers.
 fn one_decoder() -> Router {
-    fleet(Config::default(), 0, &[100])
+    fleet(holding(), 0, &[100])
 }
 
 #[derive(Default)]
@@ -99,7 +99,7 @@ fn a_full_line_sheds_and_a_late_turn_times_out() {
     let router = fleet(
         Config {
             queue_limit: 1,
-            ..Config::default()
+            ..holding()
         },
         0,
         &[100],
@@ -146,7 +146,7 @@ fn a_cancelled_ticket_makes_way() {
 
 #[test]
 fn followers_wait_for_the_handover_and_run_on_the_pin() {
-    let router = fleet(Config::default(), 1, &[100, 100]);
+    let router = fleet(holding(), 1, &[100, 100]);
     let mut first = ask(&router, 1, 10).expect("room");
     let (second, third) = (wait(&router, 1, 12), wait(&router, 1, 13));
     first.handed_over(at(1));
@@ -165,7 +165,7 @@ fn followers_wait_for_the_handover_and_run_on_the_pin() {
 
 #[test]
 fn the_first_follower_takes_over_from_a_placer_that_fails() {
-    let router = fleet(Config::default(), 1, &[100]);
+    let router = fleet(holding(), 1, &[100]);
     let first = ask(&router, 1, 10).expect("room");
     let (second, third) = (wait(&router, 1, 12), wait(&router, 1, 13));
     first.fail(FailReason::PrefillFailed, at(1));
@@ -207,7 +207,7 @@ fn closing_refuses_those_who_wait_for_the_conversation() {
 
 #[test]
 fn those_who_wait_to_grow_on_a_lost_decoder_are_placed_again() {
-    let router = fleet(Config::default(), 0, &[100]);
+    let router = fleet(holding(), 0, &[100]);
     run(&router, 1, 40);
     run(&router, 2, 40);
     let (a, b) = (wait(&router, 1, 70), wait(&router, 1, 71));
@@ -234,7 +234,7 @@ fn those_who_wait_to_grow_on_a_lost_decoder_are_placed_again() {
 fn a_prefiller_with_a_long_queue_lets_newcomers_wait() {
     let config = Config {
         prefill_backlog_tokens: Tokens(100),
-        ..Config::default()
+        ..holding()
     };
     let router = fleet(config, 1, &[1000]);
     let mut first = ask(&router, 1, 10).expect("an empty queue takes any prompt");
@@ -250,7 +250,7 @@ fn an_idle_conversation_makes_room_for_growth_only_when_allowed() {
         let router = fleet(
             Config {
                 evict_idle,
-                ..Config::default()
+                ..holding()
             },
             0,
             &[100],

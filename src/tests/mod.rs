@@ -4,6 +4,8 @@
 mod begin;
 pub(crate) mod corpus;
 #[cfg(not(loom))]
+mod gate;
+#[cfg(not(loom))]
 mod line;
 #[cfg(loom)]
 mod loom;

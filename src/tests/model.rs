@@ -98,17 +98,34 @@ fn settings() -> impl Strategy<Value = Settings> {
     (
         proptest::option::of(20..90_u32),
         0..5_usize,
-        any::<bool>(),
+        gate(),
         2..9_u64,
     )
         .prop_map(
-            |(prefill_limit, queue_limit, evict_idle, idle_s)| Settings {
-                prefill_limit,
-                queue_limit,
-                evict_idle,
-                idle_s,
+            |(prefill_limit, queue_limit, (evict_idle, tail_waits, evict_idle_below), idle_s)| {
+                Settings {
+                    prefill_limit,
+                    queue_limit,
+                    evict_idle,
+                    tail_waits,
+                    evict_idle_below,
+                    idle_s,
+                }
             },
         )
+}
+
+/// `evict_idle`, `tail_waits` and `evict_idle_below`: mostly as they are by default.
+fn gate() -> impl Strategy<Value = (bool, bool, f64)> {
+    let set = Config::default();
+    prop_oneof![
+        Just((set.evict_idle, set.tail_waits, set.evict_idle_below)),
+        (
+            any::<bool>(),
+            any::<bool>(),
+            prop_oneof![Just(0.0), Just(0.3), Just(1.0)]
+        ),
+    ]
 }
 
 /// Where the router placed conversations, in order, for the naive one to follow.
@@ -142,6 +159,8 @@ impl Pair {
         let config = Config {
             queue_limit: settings.queue_limit,
             evict_idle: settings.evict_idle,
+            tail_waits: settings.tail_waits,
+            evict_idle_below: settings.evict_idle_below,
             idle_timeout: Some(Duration::from_secs(settings.idle_s)),
             prefill_backlog_tokens: Tokens(settings.prefill_limit.unwrap_or(1)),
             block_size: BlockSize::new(BLOCK).expect("not zero"),
@@ -179,6 +198,11 @@ impl Pair {
         self.decoders.push(id);
     }
 
+    fn again(&self) -> f64 {
+        let snapshot = self.router.snapshot(at(self.naive.now));
+        snapshot.recomputed_share.unwrap_or(0.0)
+    }
+
     fn turn(&self, pick: usize) -> Option<usize> {
         self.turns
             .keys()
@@ -196,6 +220,7 @@ impl Pair {
     #[expect(clippy::too_many_lines, reason = "one arm for each step")]
     fn run(&mut self, step: &Step) {
         let now = at(self.naive.now);
+        self.naive.again = self.again();
         match *step {
             Step::Begin {
                 key: name,
@@ -222,7 +247,8 @@ impl Pair {
                     ..Usage::default()
                 };
                 self.turns.remove(&id).expect("picked").finish(usage, now);
-                self.naively(|naive, oracle| naive.finish(id, output, oracle));
+                let again = self.again();
+                self.naively(|naive, oracle| naive.finish(id, output, again, oracle));
             }
             Step::Fail { turn, lost } => {
                 let Some(id) = self.turn(turn) else { return };
@@ -297,6 +323,7 @@ impl Pair {
             }
             Step::Pass { seconds } => {
                 self.naive.now += seconds;
+                self.naive.again = self.again();
                 self.router.tick(at(self.naive.now));
                 self.naively(Naive::tick);
             }
@@ -380,6 +407,8 @@ impl Pair {
             "placements that the naive router did not make"
         );
         self.router.check().expect("the accounting identity");
+        let progress = self.router.check_progress();
+        progress.expect("nobody waits for what idle conversations hold");
         let snapshot = self.router.snapshot(at(self.naive.now));
         let newcomers = self.naive.waiting(|queue| queue == Queue::Newcomers).len();
         assert_eq!(snapshot.waiting, newcomers, "newcomers in the line");

@@ -18,6 +18,8 @@ pub(super) struct Settings {
     pub(super) prefill_limit: Option<u32>,
     pub(super) queue_limit: usize,
     pub(super) evict_idle: bool,
+    pub(super) tail_waits: bool,
+    pub(super) evict_idle_below: f64,
     pub(super) idle_s: u64,
 }
 
@@ -101,6 +103,8 @@ pub(super) type Oracle<'a> = &'a dyn Fn(u8) -> Option<usize>;
 pub(super) struct Naive {
     pub(super) settings: Settings,
     pub(super) now: u64,
+    /// Of what was computed lately, the share that had been computed before, as the router counts it.
+    pub(super) again: f64,
     pub(super) decoders: Vec<Decoder>,
     pub(super) conversations: Vec<Conversation>,
     pub(super) turns: BTreeMap<usize, Turn>,
@@ -119,6 +123,7 @@ impl Naive {
         Self {
             settings,
             now: 1,
+            again: 0.0,
             decoders: capacities.iter().map(decoder).collect(),
             conversations: Vec::new(),
             turns: BTreeMap::new(),
@@ -235,6 +240,41 @@ impl Naive {
         Ok(fitting.into_iter().filter(|d| free(*d) == most).collect())
     }
 
+    fn is_quiet(&self, decoder: usize) -> bool {
+        self.turns.values().all(|turn| turn.decoder != decoder)
+    }
+
+    fn may_evict(&self, decoder: usize) -> bool {
+        let rests = self.again > self.settings.evict_idle_below;
+        self.settings.evict_idle && (!rests || self.is_quiet(decoder))
+    }
+
+    /// Those that hold something on a decoder and run nothing, the longest idle first.
+    fn idle_on(&self, decoder: usize, asks: Option<usize>) -> Vec<usize> {
+        let mut idle: Vec<_> = (0..self.conversations.len())
+            .filter(|c| {
+                let it = &self.conversations[*c];
+                it.decoder == Some(decoder)
+                    && it.phase == Phase::Pinned
+                    && it.blocks > 0
+                    && Some(*c) != asks
+                    && (self.in_flight(*c) == 0 || self.is_quiet(decoder))
+            })
+            .collect();
+        idle.sort_by_key(|c| (self.conversations[*c].last_used, self.conversations[*c].key));
+        idle
+    }
+
+    /// Takes up to `lack` blocks from them; they stay pinned.
+    fn shrink(&mut self, idle: &[usize], mut lack: u32) {
+        for c in idle {
+            let it = &mut self.conversations[*c];
+            let taken = it.blocks.min(lack);
+            it.blocks -= taken;
+            lack -= taken;
+        }
+    }
+
     fn evict(
         &mut self,
         decoder: usize,
@@ -253,17 +293,7 @@ impl Naive {
         } else {
             booked
         };
-        let mut idle: Vec<_> = (0..self.conversations.len())
-            .filter(|c| {
-                let it = &self.conversations[*c];
-                it.decoder == Some(decoder)
-                    && it.phase == Phase::Pinned
-                    && it.blocks > 0
-                    && Some(*c) != asks
-                    && self.in_flight(*c) == 0
-            })
-            .collect();
-        idle.sort_by_key(|c| (self.conversations[*c].last_used, self.conversations[*c].key));
+        let idle = self.idle_on(decoder, asks);
         if idle
             .iter()
             .map(|c| self.conversations[*c].blocks)
@@ -271,6 +301,10 @@ impl Naive {
             < lack
         {
             return false;
+        }
+        if !self.settings.tail_waits {
+            self.shrink(&idle, lack);
+            return true;
         }
         let mut freed = 0;
         for c in idle {
@@ -303,7 +337,9 @@ impl Naive {
             && !held_up
         {
             for d in lacking.clone() {
-                if self.evict(d, blocks(prompt), self.decoders[d].low(), c, false) {
+                if self.may_evict(d)
+                    && self.evict(d, blocks(prompt), self.decoders[d].low(), c, false)
+                {
                     break;
                 }
             }
@@ -370,10 +406,16 @@ impl Naive {
             let overtakes = !waited && naive.growth_waits(decoder);
             growth == 0 || (!overtakes && naive.booked(decoder) + growth <= capacity)
         };
-        if !fits(self) && self.settings.evict_idle {
+        if !fits(self) && self.settings.tail_waits && self.may_evict(decoder) {
             self.evict(decoder, growth, capacity, Some(c), waited);
         }
-        if !fits(self) {
+        let mut growth = growth;
+        if !fits(self) && !self.settings.tail_waits {
+            let lack = (self.booked(decoder) + growth).saturating_sub(capacity);
+            let idle = self.idle_on(decoder, Some(c));
+            self.shrink(&idle, lack);
+            growth = growth.min(capacity - self.booked(decoder));
+        } else if !fits(self) {
             return Attempt::Wait(Queue::Growth(decoder), No::Overloaded);
         }
         let it = &mut self.conversations[c];
@@ -600,9 +642,11 @@ impl Naive {
         self.pump(oracle);
     }
 
-    pub(super) fn finish(&mut self, id: usize, output: u32, oracle: Oracle) {
+    /// `again`: the share once the turn is counted.
+    pub(super) fn finish(&mut self, id: usize, output: u32, again: f64, oracle: Oracle) {
         self.turns.get_mut(&id).expect("a running turn").queued = 0;
         self.pump(oracle);
+        self.again = again;
         let turn = self.turns.remove(&id).expect("a running turn");
         let c = turn.conversation;
         let alone = self.in_flight(c) == 0;

@@ -131,10 +131,11 @@ fn hammer(router: &Router, thread: u64, settled: &AtomicU64) {
 #[test]
 fn threads_leave_nothing_behind_and_wake_each_other() {
     let began = Instant::now();
-    for evict_idle in [true, false] {
+    for (evict_idle, tail_waits) in [(true, false), (true, true), (false, true)] {
         // Room for any one prompt, so whoever waits is served once conversations are closed.
         let config = Config {
             evict_idle,
+            tail_waits,
             low_watermark: 0.9,
             ..Config::default()
         };

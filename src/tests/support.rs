@@ -18,6 +18,15 @@ pub(crate) fn key(number: u128) -> ConversationKey {
     ConversationKey(number)
 }
 
+/// The gate that takes nothing from idle conversations: who needs room waits until it is given back.
+pub(crate) fn holding() -> Config {
+    Config {
+        evict_idle: false,
+        tail_waits: true,
+        ..Config::default()
+    }
+}
+
 /// A router over decoders of the given capacities, in blocks of 16 tokens, and prefillers.
 pub(crate) fn fleet(config: Config, prefillers: usize, decoders: &[u64]) -> Router {
     let router = Router::new(config).expect("a valid configuration");

@@ -55,6 +55,8 @@ async def open_native(settings: dict[str, Any]) -> RunningDoor:
     return await DoorHere(NativeServer, settings).start()
 
 
+HOLDING: dict[str, Any] = {"evict_idle": False, "tail_waits": True}
+"""A gate that takes nothing from idle conversations, so that one that ended its turn fills a decoder."""
 DOORS: dict[str, OpenDoor] = {"fastapi": open_fastapi, "native": open_native}
 
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 from tests.support.cluster import chat_body
 
-from .conftest import StartCluster
+from .conftest import HOLDING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from tests.support.cluster import Cluster
+
+    from .conftest import StartCluster
 
 # 4,000 characters are 1,000 tokens, 63 blocks of 16; a decoder of 100 blocks has room under the watermark (80) for one.
 BIG = "x" * 4_000
 SMALL_DECODER = {"kv_blocks": 100}
 
 
+def holding(cluster: StartCluster, **settings: Any) -> AbstractAsyncContextManager[Cluster]:
+    return cluster(prefillers=0, decoders=1, worker=SMALL_DECODER, **HOLDING, **settings)
+
+
 async def test_a_newcomer_waits_in_line_until_there_is_room(cluster: StartCluster) -> None:
-    async with cluster(prefillers=0, decoders=1, worker=SMALL_DECODER) as c:
+    async with holding(cluster) as c:
         assert (await c.chat(BIG, conversation="a", max_tokens=2)).status == 200
         waiting = asyncio.create_task(c.chat(BIG, conversation="b", max_tokens=2))
         await c.until_fleet(lambda fleet: fleet["waiting"] == 1)
@@ -23,7 +35,7 @@ async def test_a_newcomer_waits_in_line_until_there_is_room(cluster: StartCluste
 
 
 async def test_the_line_is_first_come_first_served(cluster: StartCluster) -> None:
-    async with cluster(prefillers=0, decoders=1, worker=SMALL_DECODER) as c:
+    async with holding(cluster) as c:
         assert (await c.chat(BIG, conversation="a", max_tokens=2)).status == 200
         served: list[str] = []
 
@@ -44,7 +56,7 @@ async def test_the_line_is_first_come_first_served(cluster: StartCluster) -> Non
 
 
 async def test_waiting_too_long_is_429_with_retry_after(cluster: StartCluster) -> None:
-    async with cluster(prefillers=0, decoders=1, worker=SMALL_DECODER, queue_timeout_s=0.1) as c:
+    async with holding(cluster, queue_timeout_s=0.1) as c:
         await c.chat(BIG, conversation="a", max_tokens=2)
         answer = await c.chat(BIG, conversation="b")
         assert (answer.status, answer.code) == (429, "queue_timeout"), answer.body
@@ -55,7 +67,7 @@ async def test_waiting_too_long_is_429_with_retry_after(cluster: StartCluster) -
 
 
 async def test_a_full_line_sheds_at_once(cluster: StartCluster) -> None:
-    async with cluster(prefillers=0, decoders=1, worker=SMALL_DECODER, queue_limit=1) as c:
+    async with holding(cluster, queue_limit=1) as c:
         await c.chat(BIG, conversation="a", max_tokens=2)
         waiting = asyncio.create_task(c.chat(BIG, conversation="b", max_tokens=2))
         await c.until_fleet(lambda fleet: fleet["waiting"] == 1)
@@ -67,7 +79,7 @@ async def test_a_full_line_sheds_at_once(cluster: StartCluster) -> None:
 
 
 async def test_a_pinned_turn_passes_the_line(cluster: StartCluster) -> None:
-    async with cluster(prefillers=0, decoders=1, worker=SMALL_DECODER) as c:
+    async with holding(cluster) as c:
         first = await c.chat(BIG, conversation="a", max_tokens=2)
         waiting = asyncio.create_task(c.chat(BIG, conversation="b", max_tokens=2))
         await c.until_fleet(lambda fleet: fleet["waiting"] == 1)
@@ -78,8 +90,20 @@ async def test_a_pinned_turn_passes_the_line(cluster: StartCluster) -> None:
         assert (await waiting).status == 200
 
 
-async def test_idle_conversations_are_evicted_only_where_allowed(cluster: StartCluster) -> None:
-    async with cluster(prefillers=0, decoders=1, worker=SMALL_DECODER, evict_idle=True) as c:
+async def test_a_newcomer_takes_the_room_of_idle_conversations(cluster: StartCluster) -> None:
+    async with cluster(prefillers=0, decoders=1, worker=SMALL_DECODER) as c:
         for name in "abc":
             assert (await c.chat(BIG, conversation=name, max_tokens=2)).status == 200
+        settled = await c.settled()
+        assert settled["booked_blocks"] <= 100
+        assert settled["conversations"] == 3, "they stay pinned"
+
+
+async def test_idle_conversations_that_grow_do_not_wait_for_each_other(cluster: StartCluster) -> None:
+    half, more = "x" * 2_400, "y" * 1_600
+    async with cluster(prefillers=0, decoders=1, worker=SMALL_DECODER, queue_timeout_s=0.1) as c:
+        first = {name: await c.chat(half, conversation=name, max_tokens=2) for name in "ab"}
+        for name, answer in first.items():
+            grown = await c.chat(half, answer.text, more, conversation=name, max_tokens=2)
+            assert (grown.status, grown.turn) == (200, 2), grown.body
         assert (await c.settled())["booked_blocks"] <= 100

@@ -11,7 +11,7 @@ from conserve_workers.mock import Fault
 from tests.support.cluster import CHAT, Cluster, chat_body
 from tests.support.raw import RawClient, connect, request
 
-from .conftest import StartCluster
+from .conftest import HOLDING, StartCluster
 
 LONG = "a long task description " * 40
 ABORT_S = 0.2
@@ -78,7 +78,10 @@ async def test_in_mid_stream(cluster: StartCluster, gently: bool) -> None:
 
 
 async def test_while_waiting_in_line(cluster: StartCluster) -> None:
-    async with cluster(prefillers=0, decoders=1, worker={"kv_blocks": 100}) as c, connect(c.url) as raw:
+    async with (
+        cluster(prefillers=0, decoders=1, worker={"kv_blocks": 100}, **HOLDING) as c,
+        connect(c.url) as raw,
+    ):
         assert (await c.chat("x" * 4_000, conversation="big", max_tokens=2)).status == 200
         await raw.send(turn("y" * 3_000, conversation="late"))
         await c.until_fleet(lambda fleet: fleet["waiting"] == 1)

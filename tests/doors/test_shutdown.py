@@ -7,7 +7,7 @@ import asyncio
 from conserve_workers.mock import Fault
 from tests.support.cluster import chat_body
 
-from .conftest import StartCluster
+from .conftest import HOLDING, StartCluster
 
 
 async def test_streams_finish_and_new_turns_are_refused(cluster: StartCluster) -> None:
@@ -46,7 +46,9 @@ async def test_streams_that_outlast_the_deadline_end_with_an_error_event(cluster
 
 
 async def test_those_in_line_are_told_at_the_deadline(cluster: StartCluster) -> None:
-    async with cluster(prefillers=0, decoders=1, worker={"kv_blocks": 100}, shutdown_timeout_s=0.1) as c:
+    async with cluster(
+        prefillers=0, decoders=1, worker={"kv_blocks": 100}, shutdown_timeout_s=0.1, **HOLDING
+    ) as c:
         await c.chat("x" * 4_000, conversation="a", max_tokens=2)
         waiting = asyncio.create_task(c.post(chat_body("y" * 4_000), conversation="b"))
         await c.until_fleet(lambda fleet: fleet["waiting"] == 1)

@@ -32,6 +32,8 @@ pub struct Judge(Mutex<Seen>);
 struct Seen {
     /// The policy may move a pin whose home is there.
     may_move: bool,
+    /// Who is evicted loses its pin.
+    pins_go: bool,
     wrong: Option<String>,
     workers: HashSet<WorkerId>,
     leaving: HashSet<WorkerId>,
@@ -51,9 +53,12 @@ struct Talk {
 }
 
 impl Judge {
-    pub fn new(policy: PolicyKind) -> Self {
+    pub fn new(policy: PolicyKind, tail_waits: bool) -> Self {
         let judge = Self::default();
-        judge.seen(|seen| seen.may_move = policy != PolicyKind::Strict);
+        judge.seen(|seen| {
+            seen.may_move = policy != PolicyKind::Strict;
+            seen.pins_go = tail_waits;
+        });
         judge
     }
 
@@ -273,7 +278,7 @@ impl Seen {
             Event::Closed { key, .. } => {
                 self.talks.remove(&key);
             }
-            Event::Evicted { key, .. } => {
+            Event::Evicted { key, .. } if self.pins_go => {
                 let talk = self.talks.entry(key).or_default();
                 (talk.decoder, talk.pinned) = (None, false);
             }

@@ -20,6 +20,7 @@ pub const FOR_CALL: u64 = 4;
 pub const FOR_PROBE: u64 = 5;
 pub const FOR_CLIENT: u64 = 6;
 pub const FOR_POLICY: u64 = 7;
+pub const FOR_GATE: u64 = 8;
 
 /// One run.
 #[derive(Debug, Clone)]
@@ -33,6 +34,9 @@ pub struct Plan {
     pub kv_blocks: u64,
     /// Percent of the calls to workers that go wrong.
     pub faulty_percent: u64,
+    /// Idle conversations may lose their room as they do by default; if not, growth waits, and `evict_idle` says whether
+    /// they lose their pins with it.
+    pub default_gate: bool,
     pub evict_idle: bool,
     pub queue_limit: usize,
     pub talks: Vec<Talk>,
@@ -162,6 +166,7 @@ impl Plan {
             decoders,
             kv_blocks: draw.pick(&[12, 40, 100, 400]),
             faulty_percent: draw.pick(&[0, 0, 3, 10, 30]),
+            default_gate: Draw::of(seed, &[FOR_GATE]).chance(60),
             evict_idle: draw.chance(25),
             queue_limit: draw.pick(&[0_usize, 2, 64, 64]),
             talks: (0..talks).map(|talk| Talk::of(seed, talk)).collect(),

@@ -114,12 +114,15 @@ const PROBE_FAILURES: u32 = 3;
 
 impl World {
     pub fn new(plan: Arc<Plan>, without: Arc<Without>, tell: bool) -> Self {
-        let config = Config {
+        let mut config = Config {
             queue_limit: plan.queue_limit,
-            evict_idle: plan.evict_idle,
             policy: plan.policy.into(),
             ..Config::default()
         };
+        if !plan.default_gate {
+            config.evict_idle = plan.evict_idle;
+            config.tail_waits = true;
+        }
         let dispatch = DispatchConfig {
             prefill_timeout: Duration::from_secs(20),
             first_byte_timeout: Duration::from_secs(50),
@@ -127,7 +130,7 @@ impl World {
             idle_timeout: Duration::from_secs(10),
             ..DispatchConfig::default()
         };
-        let judge = Arc::new(Judge::new(plan.policy));
+        let judge = Arc::new(Judge::new(plan.policy, config.tail_waits));
         let identity = Arc::new(Identity::new([7; 16], IdentityLimits::default()));
         let router = Router::new(config)
             .expect("valid")
@@ -243,6 +246,9 @@ impl World {
         self.router
             .check()
             .map_err(|wrong| format!("accounting identity: {wrong}"))?;
+        self.router
+            .check_progress()
+            .map_err(|wrong| format!("nobody may wait for idle conversations: {wrong}"))?;
         self.judge.verdict()
     }
 

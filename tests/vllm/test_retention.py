@@ -71,7 +71,7 @@ def test_cache_loses_a_conversation_whose_booking_is_taken_and_counts_it(
         tmp_path / "door.log",
         decoders=[small.name],
         options=small.options(),
-        evict_idle=True,
+        tail_waits=True,
         low_watermark=1,
     ) as door:
         prompt = token_ids(531, 1100)

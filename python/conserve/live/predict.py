@@ -128,7 +128,6 @@ def scenario(engines: Engines, measured: Measured, policy: str, *, busy: bool) -
     return {
         "engines": made,
         "policy": {"name": policy},
-        "router": {"evict_idle": True},
         "link": link,
         # From the client to the door, and from there to the worker.
         "round_trip_s": 2 * measured.round_trip_s,

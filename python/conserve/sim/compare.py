@@ -204,12 +204,7 @@ def _one(plan: Plan, policy: str, seed: int) -> _Run:
     tasks = conversations(plan.workload, plan.conversations, seed=seed, traces=plan.traces)
     arrivals = poisson(len(tasks), rate_per_s=plan.rate_per_s, seed=seed)
     workload = columns(tasks, arrivals_s=arrivals, shared_prefix=True)
-    # Without this, idle conversations can wait for each other's blocks for ever.
-    scenario = {
-        "engines": plan.fleet.engines(policy),
-        "policy": {"name": policy},
-        "router": {"evict_idle": True},
-    }
+    scenario = {"engines": plan.fleet.engines(policy), "policy": {"name": policy}}
     return _read(simulate(scenario, workload, seed=seed))
 
 

@@ -168,8 +168,10 @@ fn engines(draw: &mut Draw, policy: &str) -> String {
 fn router(draw: &mut Draw) -> String {
     let mut router = Object::new();
     router.put("gate", draw.is(0.6));
-    // Without it, idle conversations may wait for each other's room for ever.
+    // Without both, idle conversations may wait for each other's room for ever.
     router.put("evict_idle", draw.is(0.8));
+    router.put("tail_waits", draw.is(0.5));
+    router.put("evict_idle_below", draw.unit());
     router.put("low_watermark", 0.5 + 0.5 * draw.unit());
     router.put("report_interval_s", draw.scale(0.05, 10.0));
     if draw.is(0.3) {

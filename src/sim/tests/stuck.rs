@@ -17,12 +17,12 @@ fn two_that_grow() -> WorkloadColumns {
 #[test]
 fn two_idle_conversations_that_wait_for_each_others_blocks_are_a_deadlock() {
     // 3,200 tokens hold two of 1,516, but neither can grow by 500 while the other keeps what it has.
-    let router = r#""router": {"low_watermark": 1.0, "evict_idle": EVICT}"#;
-    let scenario = |evict: &str| {
-        let router = router.replace("EVICT", evict);
+    let scenario = |gate: &str| {
+        let router = format!(r#""router": {{"low_watermark": 1.0{gate}}}"#);
         format!(r#"{{"engines": [{{"role": "both", "kv_tokens": 3200}}], {router}}}"#)
     };
-    let result = run(&scenario("false"), &two_that_grow());
+    let holding = r#", "tail_waits": true, "evict_idle": false"#;
+    let result = run(&scenario(holding), &two_that_grow());
     let diagnosis = &result.diagnosis;
     assert_eq!(
         (diagnosis.outcome, diagnosis.unfinished),
@@ -33,12 +33,16 @@ fn two_idle_conversations_that_wait_for_each_others_blocks_are_a_deadlock() {
     assert!(told.contains("conversation 0, turn 1: Line"), "{told}");
     assert_eq!(result.turns.len(), 4, "two that ran and two that wait");
     assert!(result.turns[3].first_token_s.is_nan());
-    let freed = run(&scenario("true"), &two_that_grow());
-    assert_eq!(
-        freed.diagnosis.outcome,
-        Outcome::Finished,
-        "eviction breaks it"
-    );
+    let growth_runs = r#", "evict_idle": false"#;
+    let pins_go = r#", "tail_waits": true"#;
+    for gate in ["", growth_runs, pins_go] {
+        let freed = run(&scenario(gate), &two_that_grow());
+        assert_eq!(
+            freed.diagnosis.outcome,
+            Outcome::Finished,
+            "by default{gate}"
+        );
+    }
 }
 
 #[test]
@@ -121,7 +125,7 @@ fn a_run_past_its_horizon_is_cut_and_an_overloaded_one_is_unstable() {
 #[test]
 fn a_turn_that_waits_too_long_is_refused_and_its_conversation_ends() {
     let scenario = r#"{"engines": [{"role": "both", "kv_tokens": 3200}],
-        "router": {"low_watermark": 1.0, "queue_timeout_s": 5}}"#;
+        "router": {"low_watermark": 1.0, "queue_timeout_s": 5, "tail_waits": true, "evict_idle": false}}"#;
     let result = run(scenario, &two_that_grow());
     let status: Vec<_> = result.conversations.iter().map(|row| row.status).collect();
     assert_eq!(

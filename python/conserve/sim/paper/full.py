@@ -27,13 +27,15 @@ if TYPE_CHECKING:
     from conserve._core import SimResult
     from conserve.sim.workload import Conversation
 
-__all__ = ["FLEET", "LOADS", "SLOS", "Trial", "capacity_per_s", "first_share", "measure"]
+__all__ = ["FLEET", "GATE", "LOADS", "SLOS", "Trial", "capacity_per_s", "first_share", "measure"]
 
 FLEET: Final = Fleet(1, 3, "a40")
 LOADS: Final = (0.3, 0.7)
 SLOS: Final = (2, 5)
 """Multiples of a conversation alone, for the time to the answer without tools and for the last turn's gaps."""
 
+GATE: Final = {"evict_idle": True, "tail_waits": True, "evict_idle_below": 1.0}
+"""For every policy: who needs room takes that of idle conversations, which are placed again."""
 _LONGEST_TOKENS: Final = 300_000
 """Longer contexts do not fit on one GPU; conversations with one are left out, under every policy."""
 _FROM, _TO = 0.2, 0.9
@@ -81,7 +83,7 @@ def capacity_per_s(workload: str, *, count: int, recorded: bool) -> float:
     scenario = {
         "engines": FLEET.engines("collocated"),
         "policy": {"name": "collocated"},
-        "router": {"evict_idle": True},
+        "router": GATE,
         "closed_loop": _probe_loop(busy),
     }
     workload_columns = columns(busy, arrivals_s=[0.0] * len(busy), shared_prefix=True)
@@ -115,8 +117,7 @@ def measure(trial: Trial) -> dict[str, float]:
     scenario = {
         "engines": FLEET.engines(trial.policy),
         "policy": {"name": trial.policy},
-        # Without this, idle conversations can wait for each other's blocks for ever.
-        "router": {"evict_idle": True},
+        "router": GATE,
         "energy_window_s": window,
     }
     workload = columns(tasks, arrivals_s=arrivals, shared_prefix=True)

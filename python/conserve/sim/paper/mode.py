@@ -30,6 +30,7 @@ from conserve.sim.workload import Conversation, poisson
 from conserve.sim.workload.load import read_length_table
 
 from .alone import Alone, alone
+from .full import GATE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,7 +170,12 @@ def _wrong(count: int, share: float, seed: int) -> list[list[bool]]:
     return [[bool(one) for one in row] for row in drawn]
 
 
-_ROUTER: Final = {"low_watermark": 1.0, "prefill_backlog_tokens": _UNLIMITED, "evict_idle": False}
+_ROUTER: Final = {
+    "low_watermark": 1.0,
+    "prefill_backlog_tokens": _UNLIMITED,
+    "evict_idle": False,
+    "tail_waits": True,
+}
 """The paper's driver: whoever fits is let in."""
 
 
@@ -212,7 +218,7 @@ def _scenario(setting: Setting, record: _Record) -> dict[str, object]:
     scenario: dict[str, object] = {
         "engines": engines,
         "policy": {"name": _policy(setting)},
-        "router": _ROUTER if setting.is_on("d") else {"evict_idle": True},
+        "router": _ROUTER if setting.is_on("d") else GATE,
         "kv_reservation": "oracle_peak" if setting.is_on("d") else "occupancy",
         "round_trip_s": 0.0 if replayed else 1e-3,
     }

@@ -357,7 +357,7 @@ def _full(results: Json) -> list[Block]:
         Heading(2, "Full mode: every policy, every trace"),
         Listing(_command(results, "full")),
         Paragraph(
-            f"Four `{FLEET.preset}` GPUs (with prefillers: {FLEET.prefillers} of them), the real router and its gate for every policy, real queues and "
+            f"Four `{FLEET.preset}` GPUs (with prefillers: {FLEET.prefillers} of them), the real router and its gate (`evict_idle`, `tail_waits`) for every policy, real queues and "
             f"handoffs; {sizes}, Poisson arrivals. Load 1 is the rate at which the same GPUs, collocated and "
             "never short of work, end conversations without tool time. TTFET counts from arrival with all waits; *own* is without tool time. "
             f"Attained: the answer within {SLOS[-1]}x and the last turn's gaps within {SLOS[-1]}x of the conversation alone "

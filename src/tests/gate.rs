@@ -1,0 +1,133 @@
+//! Who gets room that idle conversations hold: by default growth takes it, and so do newcomers unless it is needed again.
+
+use std::time::Duration;
+
+use super::support::*;
+use crate::config::Config;
+use crate::conversation::ConversationPhase;
+use crate::error::Rejected;
+use crate::router::{Begin, FailReason, Router, TurnRequest, Usage};
+use crate::units::Tokens;
+
+/// One decoder of 100 blocks, 80 for newcomers.
+fn one_decoder() -> Router {
+    fleet(Config::default(), 0, &[100])
+}
+
+fn holds(router: &Router, number: u128) -> (ConversationPhase, u32) {
+    let view = router.conversation(key(number)).expect("open");
+    (view.phase, view.blocks.get())
+}
+
+/// Half of what was computed lately had been computed before.
+fn thrash(router: &Router) {
+    run(router, 9, 10);
+    let again = Usage {
+        cached: Some(Tokens(0)),
+        ..Usage::default()
+    };
+    ask(router, 9, 10).expect("room").finish(again, at(2));
+    assert!(router.snapshot(at(2)).recomputed_share > Some(0.4));
+}
+
+#[test]
+fn two_idle_conversations_that_both_grow_do_not_wait_for_each_other() {
+    let router = one_decoder();
+    run(&router, 1, 40);
+    run(&router, 2, 40);
+    run(&router, 1, 70);
+    assert_eq!(
+        holds(&router, 2),
+        (ConversationPhase::Pinned, 30),
+        "its tail"
+    );
+    run(&router, 2, 70);
+    assert_eq!(holds(&router, 1), (ConversationPhase::Pinned, 30));
+    assert_eq!(router.snapshot(at(2)).totals.evicted, 2);
+}
+
+#[test]
+fn a_newcomer_takes_the_room_of_the_longest_idle_and_they_stay_pinned() {
+    let router = one_decoder();
+    run(&router, 1, 40);
+    run(&router, 2, 40);
+    run(&router, 3, 50);
+    assert_eq!(holds(&router, 1), (ConversationPhase::Pinned, 0));
+    assert_eq!(holds(&router, 2), (ConversationPhase::Pinned, 30));
+    assert_eq!(booked(&router, 0), 80);
+}
+
+#[test]
+fn newcomers_wait_while_what_they_evict_is_needed_again_but_for_no_idle_decoder() {
+    let router = one_decoder();
+    thrash(&router);
+    run(&router, 1, 60);
+    let running = ask(&router, 2, 10).expect("80 of 80");
+    let newcomer = wait(&router, 3, 30);
+    assert!(granted(&newcomer).is_none(), "idle ones hold 70");
+    finish(running);
+    finish(granted(&newcomer).expect("nothing runs that could suffer"));
+    router.check_progress().expect("nobody waits");
+}
+
+#[test]
+fn growth_runs_though_turns_in_flight_hold_the_room() {
+    let router = one_decoder();
+    run(&router, 1, 40);
+    let other = ask(&router, 2, 40).expect("80 of 80");
+    let grown = ask(&router, 1, 100).expect("its engine finds the room");
+    assert_eq!(booked(&router, 0), 100, "the books never pass the capacity");
+    finish(other);
+    finish(grown);
+    assert_eq!(booked(&router, 0), 100);
+}
+
+#[test]
+fn turns_that_wait_to_grow_do_not_wait_for_each_other() {
+    let config = Config {
+        tail_waits: true,
+        ..Config::default()
+    };
+    let router = fleet(config, 0, &[100]);
+    run(&router, 1, 35);
+    run(&router, 2, 35);
+    let (other, third) = (ask(&router, 2, 35), ask(&router, 3, 10));
+    let (first, second) = (wait(&router, 1, 70), wait(&router, 2, 60));
+    finish(other.expect("it needs nothing"));
+    assert!(granted(&first).is_none(), "a turn is in flight");
+    third.expect("80 of 80").fail(FailReason::ClientGone, at(2));
+    finish(granted(&first).expect("nothing runs: it takes what the other one holds"));
+    router
+        .check_progress()
+        .expect("the other one is in line to be placed");
+    finish(granted(&second).expect("the first is idle"));
+}
+
+#[test]
+fn growth_waits_for_what_engines_keep_and_no_longer() {
+    let config = Config {
+        retention: Some(Duration::from_secs(60)),
+        ..Config::default()
+    };
+    let router = fleet(config, 0, &[100]);
+    run(&router, 1, 40);
+    run(&router, 2, 40);
+    let asks = |seconds| {
+        let request = TurnRequest {
+            key: key(1),
+            prompt_tokens: Tokens(70 * 16),
+            wait: None,
+        };
+        router.begin(&request, at(seconds))
+    };
+    let refused = asks(61);
+    assert!(
+        matches!(refused, Err(Rejected::Overloaded { .. })),
+        "used at 2 s: kept until 62 s"
+    );
+    let Ok(Begin::Started(turn)) = asks(62) else {
+        panic!("the engine may evict");
+    };
+    turn.finish(Usage::default(), at(63));
+    assert_eq!(holds(&router, 2), (ConversationPhase::Pinned, 30));
+}
