@@ -46,6 +46,10 @@ pub(crate) struct Answer {
     pub(crate) handoff: Option<Span>,
     /// The same, whatever it is but null.
     pub(crate) told: Option<Span>,
+    /// The inside of a string, not an empty one, that made this an answer with a token.
+    pub(crate) text: Option<Span>,
+    /// The first number that is acted on by nobody.
+    pub(crate) stamp: Option<Span>,
 }
 
 impl Answer {
@@ -93,6 +97,10 @@ pub(crate) fn read(text: &[u8], handoff: &str) -> Result<Answer, Malformed> {
             reader.answer.handoff = (kind == Kind::Object && !is_empty).then_some(span);
             Ok(())
         }
+        _ if kind == Kind::Number && reader.answer.stamp.is_none() => {
+            reader.answer.stamp = Some(reader.scanner.value()?.1);
+            Ok(())
+        }
         _ => reader.scanner.skip_value(),
     })?;
     reader.scanner.finish()?;
@@ -136,9 +144,7 @@ impl<'a> Reader<'a> {
             self.members(|reader, key, kind| match (key, kind) {
                 (b"delta" | b"message", Kind::Object) => reader.generated(),
                 (b"text", Kind::String) => {
-                    let some = !reader.scanner.string()?.is_empty();
-                    reader.answer.token |= some;
-                    reader.answer.content |= some;
+                    reader.answer.content |= reader.token()?;
                     Ok(())
                 }
                 (b"token_ids", Kind::Array) => {
@@ -167,8 +173,7 @@ impl<'a> Reader<'a> {
     fn generated(&mut self) -> Result<(), Malformed> {
         self.members(|reader, key, kind| match (key, kind) {
             (b"content" | b"refusal" | b"reasoning" | b"reasoning_content", Kind::String) => {
-                let some = !reader.scanner.string()?.is_empty();
-                reader.answer.token |= some;
+                let some = reader.token()?;
                 reader.answer.content |= some && matches!(key, b"content" | b"refusal");
                 Ok(())
             }
@@ -186,6 +191,17 @@ impl<'a> Reader<'a> {
             }
             _ => reader.scanner.skip_value(),
         })
+    }
+
+    /// Passes a string and says whether it brings a token: whether it is not empty.
+    fn token(&mut self) -> Result<bool, Malformed> {
+        let text = self.scanner.string()?;
+        let some = !text.is_empty();
+        if some {
+            self.answer.token = true;
+            self.answer.text = Some(text.inside);
+        }
+        Ok(some)
     }
 
     fn usage(&mut self) -> Result<(), Malformed> {

@@ -90,7 +90,7 @@ pub(crate) fn to_client(headers: &[Header], own: Vec<Header>) -> Vec<Header> {
     let mut sent: Vec<Header> = headers
         .iter()
         .filter(|(name, _)| {
-            let is_ours = own.iter().any(|(ours, _)| ours.eq_ignore_ascii_case(name));
+            let is_ours = own.iter().any(|(ours, _)| is(ours, name));
             !(is_of_one_hop(name, &named) || is(name, "date") || is(name, "server") || is_ours)
         })
         .cloned()
@@ -119,8 +119,11 @@ pub(crate) fn header(name: &'static str, value: impl Into<Bytes>) -> Header {
     (Bytes::from_static(name.as_bytes()), value.into())
 }
 
-fn is(found: &Bytes, name: &str) -> bool {
-    found.eq_ignore_ascii_case(name.as_bytes())
+/// Most names differ in length, which costs no call to find out.
+#[inline]
+fn is(found: &[u8], name: impl AsRef<[u8]>) -> bool {
+    let name = name.as_ref();
+    found.len() == name.len() && found.eq_ignore_ascii_case(name)
 }
 
 fn is_of_one_hop(name: &Bytes, named: &[Bytes]) -> bool {
@@ -128,7 +131,7 @@ fn is_of_one_hop(name: &Bytes, named: &[Bytes]) -> bool {
         .iter()
         .chain(&OF_THE_DOOR)
         .any(|hop| is(name, hop))
-        || named.iter().any(|other| other.eq_ignore_ascii_case(name))
+        || named.iter().any(|other| is(other, name))
 }
 
 fn named_by_connection(headers: &[Header]) -> Vec<Bytes> {

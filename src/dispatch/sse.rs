@@ -5,9 +5,14 @@
 //! What is held back when a stream is cut is less than one event, so what the client has ends between two events.
 //! Leaves to others: what the findings mean for the turn.
 
+mod usual;
+
+use std::borrow::Cow;
+
 use bytes::{Bytes, BytesMut};
 
-use super::answer::{self, Counts, Finish};
+use super::answer::{self, Answer, Counts, Finish};
+use usual::Usual;
 
 /// An event larger than this many bytes passes unread.
 const HELD_LIMIT: usize = 1 << 20;
@@ -42,6 +47,7 @@ pub(crate) struct Reader {
     held: Vec<u8>,
     lines: Lines,
     last_was_hidden: bool,
+    usual: Usual,
     /// The event at hand is too large to be held: it passes unread.
     oversized: bool,
 }
@@ -57,6 +63,7 @@ impl Reader {
                 after_cr: false,
             },
             last_was_hidden: false,
+            usual: Usual::default(),
             oversized: false,
         }
     }
@@ -139,6 +146,9 @@ impl Reader {
 
     /// Notes what an event says; true when the client must not see it.
     fn reads_hidden(&mut self, event: &[u8]) -> bool {
+        if let Some(answer) = self.usual.says(event) {
+            return self.seen.note(answer, self.hide_usage);
+        }
         let Some(data) = data_of(event) else {
             return false;
         };
@@ -150,15 +160,25 @@ impl Reader {
         let Ok(answer) = answer::read(&data.text, "") else {
             return false;
         };
-        let seen = &mut self.seen;
-        seen.error |= answer.error;
-        seen.token |= answer.token;
-        seen.pieces += u32::from(answer.token);
-        seen.content |= answer.content;
-        seen.tool_call |= answer.tool_call;
-        seen.finish = answer.finish.or(seen.finish);
-        seen.usage = answer.usage.or(seen.usage);
-        self.hide_usage && answer.usage.is_some() && answer.choices == Some(0) && !answer.error
+        if let Cow::Borrowed(text) = data.text {
+            let at = text.as_ptr().addr() - event.as_ptr().addr();
+            self.usual.learn(event, at, &answer);
+        }
+        self.seen.note(&answer, self.hide_usage)
+    }
+}
+
+impl Seen {
+    /// Notes what an event said; true when the client must not see it.
+    fn note(&mut self, answer: &Answer, hide_usage: bool) -> bool {
+        self.error |= answer.error;
+        self.token |= answer.token;
+        self.pieces += u32::from(answer.token);
+        self.content |= answer.content;
+        self.tool_call |= answer.tool_call;
+        self.finish = answer.finish.or(self.finish);
+        self.usage = answer.usage.or(self.usage);
+        hide_usage && answer.usage.is_some() && answer.choices == Some(0) && !answer.error
     }
 }
 
@@ -196,13 +216,13 @@ impl Lines {
 }
 
 struct Data<'a> {
-    text: std::borrow::Cow<'a, [u8]>,
+    text: Cow<'a, [u8]>,
     named_error: bool,
 }
 
 /// The data of an event: its `data` lines joined by line feeds. `None` when it has none: a comment, a heartbeat.
 fn data_of(event: &[u8]) -> Option<Data<'_>> {
-    let mut text: Option<std::borrow::Cow<'_, [u8]>> = None;
+    let mut text: Option<Cow<'_, [u8]>> = None;
     let mut named_error = false;
     let mut rest = event;
     while !rest.is_empty() {

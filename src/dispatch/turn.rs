@@ -61,13 +61,19 @@ struct Request {
     nameless: bool,
     /// The client's `x-request-id`, or one of our own.
     trace: Bytes,
-    transfer_id: String,
+    /// Tells this request from the others of its conversation.
+    serial: u64,
 }
 
 impl Request {
     /// What the client is told of its conversation's key.
     fn handle(&self) -> ConversationKey {
         self.key.seen_by(self.tenant)
+    }
+
+    /// The name of its handoff, for engines that want one.
+    fn transfer_id(&self) -> String {
+        format!("conserve-{}-{}", self.key, self.serial)
     }
 }
 

@@ -10,10 +10,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-#[derive(Debug, Default)]
+use super::quiet::Quiet;
+
+#[derive(Default)]
 pub(crate) struct Alarm {
     due: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
+    /// Only a timer that went off is looked at again, or one that was moved.
+    quiet: Quiet,
 }
 
 impl Alarm {
@@ -28,14 +32,17 @@ impl Alarm {
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
         if timer.deadline() > due {
             timer.as_mut().reset(due);
+            self.quiet = Quiet::default();
         }
-        while timer.as_mut().poll(context).is_ready() {
-            if timer.deadline() >= due {
-                return Poll::Ready(());
+        self.quiet.poll(context, |context| {
+            while timer.as_mut().poll(context).is_ready() {
+                if timer.deadline() >= due {
+                    return Poll::Ready(());
+                }
+                timer.as_mut().reset(due);
             }
-            timer.as_mut().reset(due);
-        }
-        Poll::Pending
+            Poll::Pending
+        })
     }
 }
 

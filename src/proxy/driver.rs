@@ -26,7 +26,8 @@ use crate::units::Timestamp;
 /// One request on its way.
 pub(crate) struct Drive {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) dispatch: Dispatch,
+    /// Boxed: what moves with a request on its way into hyper and out of it is small.
+    pub(crate) dispatch: Box<Dispatch>,
     route: Endpoint,
     link: Arc<Link>,
     during: During,
@@ -60,7 +61,7 @@ impl Drive {
         shared.stats.entered();
         Self {
             shared,
-            dispatch,
+            dispatch: Box::new(dispatch),
             route,
             link,
             during: During::Start,

@@ -28,14 +28,27 @@ pub(crate) fn from_map(map: &HeaderMap) -> Vec<Header> {
         .collect()
 }
 
+/// Names that the door itself writes. What is not in the standard has its name copied where it is read, once for each request.
+static OWN: [HeaderName; 7] = [
+    HeaderName::from_static("x-conserve-conversation"),
+    HeaderName::from_static("x-conserve-decoder"),
+    HeaderName::from_static("x-conserve-prefiller"),
+    HeaderName::from_static("x-conserve-route"),
+    HeaderName::from_static("x-conserve-turn"),
+    HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("x-session-id"),
+];
+
+fn name_of(bytes: &[u8]) -> Option<HeaderName> {
+    let own = OWN.iter().find(|own| own.as_str().as_bytes() == bytes);
+    own.cloned().or_else(|| HeaderName::from_bytes(bytes).ok())
+}
+
 /// The map of `headers`; what HTTP forbids is left out.
 pub(crate) fn to_map(headers: Vec<Header>) -> HeaderMap {
     let mut map = HeaderMap::with_capacity(headers.len() + 2);
     for (name, value) in headers {
-        if let (Ok(name), Ok(value)) = (
-            HeaderName::from_bytes(&name),
-            HeaderValue::from_maybe_shared(value),
-        ) {
+        if let (Some(name), Ok(value)) = (name_of(&name), HeaderValue::from_maybe_shared(value)) {
             map.append(name, value);
         }
     }

@@ -12,6 +12,7 @@ use super::alarm::Alarm;
 use super::driver::Drive;
 use super::exchange::{Broken, Exchange};
 use super::outgoing::draining;
+use super::quiet::Quiet;
 use super::shared::Stage;
 use crate::dispatch::{Action, Upstream};
 
@@ -22,6 +23,7 @@ pub(crate) struct Relay {
     /// `None` once the worker has no more to say.
     exchange: Option<Exchange>,
     ending: Pin<Box<dyn Future<Output = ()> + Send>>,
+    of_ending: Quiet,
     patience: Alarm,
     /// What was heard before the client was told; goes out before anything else.
     first: Bytes,
@@ -44,6 +46,7 @@ impl Relay {
             upstream,
             exchange: Some(exchange),
             ending,
+            of_ending: Quiet::default(),
             patience: Alarm::default(),
             has_begun: !first.is_empty(),
             first,
@@ -59,7 +62,9 @@ impl Relay {
         let Some(exchange) = &mut self.exchange else {
             return Poll::Ready(None);
         };
-        if self.ending.as_mut().poll(context).is_ready() {
+        let ending = &mut self.ending;
+        let told = (self.of_ending).poll(context, |context| ending.as_mut().poll(context));
+        if told.is_ready() {
             let now = self.drive.now();
             self.drive.dispatch.client_gone(now);
             let mut event = BytesMut::from(&b"\n\n"[..]);

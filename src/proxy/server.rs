@@ -6,6 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use hyper::server::conn::{http1, http2};
@@ -268,42 +269,59 @@ async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, shared: Arc<Sha
         },
         () = stopped.as_mut() => return,
     };
+    // Boxed, so that a connection that says nothing keeps no room for what it may come to say.
+    if is_http2 {
+        Box::pin(serve_http2(io, link, shared)).await;
+    } else {
+        Box::pin(serve_http1(io, link, shared)).await;
+    }
+}
+
+// In both, an error concerns a client that left or does not speak HTTP; hyper answered what can be answered.
+
+async fn serve_http1(io: Connection, link: Arc<Link>, shared: Arc<Shared>) {
+    let mut stopped = pin!(shared.reached(Stage::Stopped));
+    let serve =
+        service_fn(move |request| service::serve(Arc::clone(&shared), Arc::clone(&link), request));
+    let mut served = pin!(
+        http1::Builder::new()
+            .max_header_size(HEAD_LIMIT_BYTES)
+            .max_buf_size(READ_LIMIT_BYTES)
+            .serve_connection(TokioIo::new(io), serve)
+    );
+    let (mut of_served, mut of_stopped) = (Quiet::default(), Quiet::default());
+    let is_served = poll_fn(|context| {
+        let polled = of_served.poll(context, |context| served.as_mut().poll(context));
+        if polled.is_ready() {
+            return Poll::Ready(true);
+        }
+        let polled = of_stopped.poll(context, |context| stopped.as_mut().poll(context));
+        polled.map(|()| false)
+    });
+    if is_served.await {
+        return;
+    }
+    served.as_mut().graceful_shutdown();
+    let _ = served.await;
+}
+
+async fn serve_http2(io: Connection, link: Arc<Link>, shared: Arc<Shared>) {
+    let mut stopped = pin!(shared.reached(Stage::Stopped));
     let (stall, of_connection) = (shared.config.client_stall_timeout, Arc::clone(&link));
     let serve =
         service_fn(move |request| service::serve(Arc::clone(&shared), Arc::clone(&link), request));
-    let io = TokioIo::new(io);
-    // An error concerns a client that left or does not speak HTTP; hyper answered what can be answered.
-    if is_http2 {
-        let mut served = pin!(http2_builder().serve_connection(io, serve));
-        let mut looks = interval((stall / 4).max(LOOK_EVERY));
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = served.as_mut() => return,
-                _ = looks.tick() => of_connection.drop_stale(stall),
-                () = stopped.as_mut() => break,
-            }
-        }
-        served.as_mut().graceful_shutdown();
-        let _ = served.await;
-    } else {
-        let mut served = pin!(
-            http1::Builder::new()
-                .max_header_size(HEAD_LIMIT_BYTES)
-                .max_buf_size(READ_LIMIT_BYTES)
-                .serve_connection(io, serve)
-        );
-        let mut quiet = Quiet::default();
-        let mut serving =
-            poll_fn(|context| quiet.poll(context, |context| served.as_mut().poll(context)));
+    let mut served = pin!(http2_builder().serve_connection(TokioIo::new(io), serve));
+    let mut looks = interval((stall / 4).max(LOOK_EVERY));
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
         tokio::select! {
-            biased;
-            _ = &mut serving => return,
-            () = stopped => {}
+            _ = served.as_mut() => return,
+            _ = looks.tick() => of_connection.drop_stale(stall),
+            () = stopped.as_mut() => break,
         }
-        served.as_mut().graceful_shutdown();
-        let _ = served.await;
     }
+    served.as_mut().graceful_shutdown();
+    let _ = served.await;
 }
 
 async fn secured(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Socket> {

@@ -27,11 +27,12 @@ pub(crate) async fn serve(
     // hyper takes a request that has a length and is chunked for chunked, as it may; whoever stands in front may have gone
     // by the length. What follows such a request is not to be trusted, and which one it was cannot be told any more.
     let is_chunked = request.headers().contains_key(TRANSFER_ENCODING);
+    // Boxed, so that a connection without a request, of which there are many, keeps no room for one.
     let mut response = match Endpoint::from_path(request.uri().path()) {
         Some(route) if request.method() == Method::POST => {
-            turn(shared, link, &serving, route, request).await?
+            Box::pin(turn(shared, link, &serving, route, request)).await?
         }
-        _ => control::forward(&shared, request).await,
+        _ => Box::pin(control::forward(&shared, request)).await,
     };
     if is_chunked {
         close_after(&mut response);

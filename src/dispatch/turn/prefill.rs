@@ -27,7 +27,7 @@ impl Dispatch {
             .shared
             .config
             .connector
-            .prefill_params(&request.transfer_id, &self.peer(&worker));
+            .prefill_params(&request.transfer_id(), &self.peer(&worker));
         let body = splice::prefill_body(&self.body, &request.peek, params.as_deref());
         let upstream = self.upstream(&worker, body, Phase::Prefill);
         tried.push(worker.id);
@@ -107,7 +107,7 @@ impl Dispatch {
             tried,
             asked,
         } = prefilling;
-        let (size, transfer_id) = (self.request().peek.size, &self.request().transfer_id);
+        let (size, transfer_id) = (self.request().peek.size, self.request().transfer_id());
         let peer = self.peer(&worker);
         self.count_nonsense(answer);
         let came = self.shared.router.pulse().came(asked, now);
@@ -115,7 +115,7 @@ impl Dispatch {
             .shared
             .config
             .connector
-            .handoff(body, answer, transfer_id, &peer, came);
+            .handoff(body, answer, &transfer_id, &peer, came);
         if handoff.is_none() && answer.finish != Some(Finish::Stop) {
             // A worker that was not started as a prefiller answers like this, to every request.
             return self.next_prefiller(

@@ -74,7 +74,7 @@ impl Dispatch {
             history,
             nameless,
             trace: given.unwrap_or_else(own_id),
-            transfer_id: format!("conserve-{key}-{serial}"),
+            serial,
         })
     }
 
