@@ -20,6 +20,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several processes the long tests come first, so that none of them is left alone at the end with one."""
+    """With several processes the tests that may take longest come first, so that none is left alone with one at the end."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+        items.sort(key=limit_s, reverse=True)
+
+
+def limit_s(item: pytest.Item) -> float:
+    """How long a test says that it may take; 0 where it says nothing."""
+    mark = item.get_closest_marker("timeout")
+    return 0.0 if mark is None else float(mark.args[0])

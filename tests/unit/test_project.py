@@ -46,6 +46,20 @@ def test_the_library_has_no_dependencies() -> None:
     )
 
 
+def test_extras_that_are_named_where_something_is_missing_exist() -> None:
+    extras = table("pyproject.toml")["project"]["optional-dependencies"].keys()
+    named = {
+        extra
+        for folder in ("python", "workers")
+        for file in (ROOT / folder).rglob("*.py")
+        for extra in re.findall(r"conserve-router\[(\w+)\]", file.read_text(encoding="utf-8"))
+    }
+    from conserve.cli import _EXTRA_OF
+
+    assert named >= {"engine", "energy", "proxy", "tables"}
+    assert named | set(_EXTRA_OF.values()) <= extras
+
+
 def test_rust_and_python_have_one_version() -> None:
     assert table("pyproject.toml")["project"]["version"] == table("Cargo.toml")["package"]["version"]
 
