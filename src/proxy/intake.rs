@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderMap};
 use hyper::body::{Body, Incoming};
 use tokio::time::timeout;
@@ -70,7 +70,7 @@ async fn collect(
 ) -> Result<(Bytes, Arrival), Unread> {
     let mut arrival = shared.dispatcher.arrival();
     // What is promised is reserved at once: only the pages that are written take memory.
-    let mut whole = BytesMut::new();
+    let mut whole = Vec::new();
     while let Some(bytes) = piece(incoming).await? {
         let size = whole.len() + bytes.len();
         if size > limit {
@@ -80,14 +80,14 @@ async fn collect(
             if incoming.is_end_stream() {
                 return Ok((bytes, arrival));
             }
-            whole.reserve(expected.max(bytes.len()));
+            whole = shared.buffers.take(expected.max(bytes.len()));
         }
         whole.extend_from_slice(&bytes);
         // hyper reads into this memory again when nobody else has it.
         drop(bytes);
         arrival.grown(&whole);
     }
-    Ok((whole.freeze(), arrival))
+    Ok((shared.buffers.lend(whole), arrival))
 }
 
 /// The next piece of data.

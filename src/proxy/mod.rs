@@ -14,6 +14,7 @@
 mod ahead;
 mod alarm;
 mod bad_http;
+mod buffers;
 mod clock;
 mod config;
 mod connection;

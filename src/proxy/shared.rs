@@ -1,7 +1,10 @@
 //! What all connections of one door share.
 
+use std::sync::Arc;
+
 use tokio::sync::{Notify, watch};
 
+use super::buffers::Buffers;
 use super::clock::Clock;
 use super::config::DoorConfig;
 use super::log::Log;
@@ -31,6 +34,7 @@ pub(crate) struct Shared {
     pub(crate) stats: Stats,
     pub(crate) log: Log,
     pub(crate) pool: Pool,
+    pub(crate) buffers: Arc<Buffers>,
     pub(crate) tls: TlsConnector,
     pub(crate) stage: watch::Sender<Stage>,
     /// Told when the last request left.
@@ -51,6 +55,7 @@ impl Shared {
             clock,
             stats: Stats::new(),
             pool: Pool::default(),
+            buffers: Arc::default(),
             tls,
             stage: watch::Sender::new(Stage::Serving),
             idle: Notify::new(),
