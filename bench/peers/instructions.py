@@ -32,7 +32,7 @@ SECONDS = 2
 # The first that a function's name matches.
 GROUPS = {
     "UTF-8 check": r"simdutf8|core::str::converts",
-    "JSON scan": r"conserve::dispatch::(json|peek|answer)|pulp::",
+    "JSON scan": r"conserve::dispatch::(json|peek|arrival|answer)|pulp::",
     "routing core": r"conserve::(?!proxy)",
     "copies": r"mem(cpy|move|set|cmp)|bcmp",
     "allocator": r"malloc|calloc|realloc|\b_?_?free\b|_int_free|unlink_chunk|__rust_(de|re)?alloc|__rdl_|sysmalloc|systrim",
