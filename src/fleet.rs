@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 use crate::activity::Activity;
 use crate::backlog::Backlog;
 use crate::error::JoinError;
+use crate::longest_idle::LongestIdle;
 use crate::occupancy::{NEWCOMERS_WAIT, Occupancy};
 use crate::pace::{StepTime, UsualWork};
 use crate::report::WorkerReport;
@@ -187,6 +188,7 @@ pub(crate) struct Worker {
     pub(crate) idle_evicted: Counter,
     /// Blocks that it keeps although no conversation holds them.
     pub(crate) retained: Retained,
+    pub(crate) longest_idle: LongestIdle,
     /// 1 once it told what its cache took in or let go.
     told_evictions: Counter,
 }
@@ -538,6 +540,7 @@ impl Fleet {
             residency: Mutex::new(Residency::default()),
             idle_evicted: Counter::default(),
             retained: Retained::new(),
+            longest_idle: LongestIdle::new(),
             told_evictions: Counter::default(),
         };
         worker.occupancy.flag(NEWCOMERS_WAIT, joined.newcomers_wait);

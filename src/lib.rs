@@ -59,6 +59,7 @@ pub mod event;
 pub mod fleet;
 pub mod identity;
 pub mod kv_events;
+mod longest_idle;
 pub mod metrics;
 mod occupancy;
 mod pace;

@@ -8,6 +8,7 @@ use super::engine::Engine;
 use crate::conversation::{Conversation, ConversationPhase, State};
 use crate::event::Event;
 use crate::fleet::Worker;
+use crate::longest_idle::Candidate;
 use crate::occupancy::{Asked, Ceiling, Rank};
 use crate::units::{Blocks, ConversationKey, Timestamp, Tokens};
 
@@ -22,6 +23,13 @@ pub(super) struct Freed {
 
 /// One that may be evicted.
 type Idle = (Timestamp, ConversationKey, State, Arc<Conversation>);
+
+/// Those found so far, and what they hold.
+#[derive(Default)]
+struct Taken {
+    idle: Vec<Idle>,
+    held: Blocks,
+}
 
 impl Engine {
     /// Whether idle conversations of `decoder` may lose their bookings now. One where nothing runs has no work to lose.
@@ -93,8 +101,8 @@ impl Engine {
         } else {
             books.booked // it fits alone only
         };
+        let idle = self.longest_idle(decoder, lack, spare, now);
         let lack = u64::from(lack.get());
-        let mut idle = self.idle_on(decoder, spare, now);
         let all: u64 = idle
             .iter()
             .map(|(_, _, state, _)| u64::from(state.blocks.get()))
@@ -112,7 +120,6 @@ impl Engine {
                 somebody_waits,
             };
         }
-        idle.sort_unstable_by_key(|(used, key, ..)| (*used, *key));
         let (mut freed, mut somebody_waits) = (0, false);
         for (_, key, state, conversation) in idle {
             if freed >= lack {
@@ -152,7 +159,7 @@ impl Engine {
         let mut somebody_waits = false;
         if !decoder.tells_evictions() {
             let lack = decoder.occupancy.books().booked.plus(growth).less(capacity);
-            let idle = self.idle_on(decoder, Some(spare), now);
+            let idle = self.longest_idle(decoder, lack, Some(spare), now);
             somebody_waits |= self.shrink(decoder, idle, lack, now).1;
         }
         let ceiling = Ceiling::capacity(capacity);
@@ -170,16 +177,15 @@ impl Engine {
         }
     }
 
-    /// Takes up to `lack` blocks from the bookings of `idle` ones, the longest idle first; how many it took, and whether
+    /// Takes up to `most` blocks from the bookings of `idle` ones in their order; how many it took, and whether
     /// somebody waits for them.
     fn shrink(
         &self,
         decoder: &Worker,
-        mut idle: Vec<Idle>,
+        idle: Vec<Idle>,
         most: Blocks,
         now: Timestamp,
     ) -> (Blocks, bool) {
-        idle.sort_unstable_by_key(|(used, key, ..)| (*used, *key));
         let (mut lack, mut somebody_waits) = (most, false);
         for (_, key, state, conversation) in idle {
             let blocks = state.blocks.min(lack);
@@ -220,30 +226,67 @@ impl Engine {
         keeps
     }
 
-    /// The conversations of `decoder` none of whose turns runs, with what they hold there.
-    fn idle_on(
+    /// A turn of a conversation went without having used it: it may be idle, since before the last walk.
+    pub(super) fn idle_again(&self, after: State) {
+        if let (0, Some(home)) = (after.in_flight, after.decoder) {
+            self.fleet.worker(home).longest_idle.forget();
+        }
+    }
+
+    /// Of the conversations of `decoder` none of whose turns runs, the longest idle ones that hold `lack` together, or all.
+    fn longest_idle(
         &self,
         decoder: &Worker,
+        lack: Blocks,
         spare: Option<&Arc<Conversation>>,
         now: Timestamp,
     ) -> Vec<Idle> {
-        let mut idle = Vec::new();
+        if lack == Blocks::ZERO {
+            return Vec::new();
+        }
         // Where nothing runs, turns in flight only wait: they would wait for each other's blocks for ever.
-        let quiet = is_quiet(decoder);
+        let all = is_quiet(decoder) && decoder.occupancy.books().growth_waits;
+        let is_idle = |state: State| {
+            let here = state.phase == ConversationPhase::Pinned && state.is_on(decoder.id);
+            here && (all || state.in_flight == 0) && state.blocks > Blocks::ZERO
+        };
+        let take = |(used, key, conversation): &Candidate, state: State, taken: &mut Taken| {
+            // What the engine keeps is no room for anybody else.
+            let asks = spare.is_some_and(|spare| Arc::ptr_eq(spare, conversation));
+            if !asks && self.kept_until(*used, now).is_none() {
+                taken.held = taken.held.plus(state.blocks);
+                let conversation = Arc::clone(conversation);
+                taken.idle.push((*used, *key, state, conversation));
+            }
+            taken.held >= lack
+        };
+        let mut taken = Taken::default();
+        let known = !all
+            && decoder.longest_idle.until_enough(|candidate| {
+                let state = candidate.2.state();
+                let still = is_idle(state) && candidate.2.last_used() == candidate.0;
+                still.then(|| take(candidate, state, &mut taken))
+            });
+        if known {
+            return taken.idle;
+        }
+        let mut found = Vec::new();
         self.table.for_each(|key, conversation| {
             let state = conversation.state();
-            let here =
-                state.decoder == Some(decoder.id) && state.phase == ConversationPhase::Pinned;
-            let asks = spare.is_some_and(|spare| Arc::ptr_eq(spare, conversation));
-            // What the engine keeps is no room for anybody else.
-            let used = conversation.last_used();
-            let kept = self.kept_until(used, now).is_some();
-            let idle_now = quiet || state.in_flight == 0;
-            if here && !asks && !kept && idle_now && state.blocks > Blocks::ZERO {
-                idle.push((used, key, state, Arc::clone(conversation)));
+            if is_idle(state) {
+                found.push((conversation.last_used(), key, Arc::clone(conversation)));
             }
         });
-        idle
+        found.sort_unstable_by_key(|(used, key, _)| (*used, *key));
+        taken = Taken::default();
+        for candidate in &found {
+            let state = candidate.2.state();
+            if is_idle(state) && take(candidate, state, &mut taken) {
+                break;
+            }
+        }
+        decoder.longest_idle.walked(found.into_iter(), now);
+        taken.idle
     }
 }
 

@@ -351,6 +351,7 @@ impl Engine {
         };
         let Ok((before, after)) = grant.conversation.update(step);
         let freed = before.blocks.less(after.blocks);
+        self.idle_again(after);
         let moved = before.phase != after.phase;
         if moved && after.phase != ConversationPhase::Pinned {
             decoder.conversations.sub(1);

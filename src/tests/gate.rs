@@ -104,6 +104,40 @@ fn turns_that_wait_to_grow_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn the_longest_idle_goes_first_also_when_it_was_not_idle_at_the_last_look() {
+    let router = one_decoder();
+    let begin = |number, seconds| {
+        let request = TurnRequest {
+            key: key(number),
+            prompt_tokens: Tokens(20 * 16),
+            wait: None,
+        };
+        match router.begin(&request, at(seconds)) {
+            Ok(Begin::Started(turn)) => turn,
+            other => panic!("{other:?}"),
+        }
+    };
+    let whole = |number, seconds| begin(number, seconds).finish(Usage::default(), at(seconds));
+    whole(1, 1);
+    let running = begin(1, 2);
+    for number in 2..=4 {
+        whole(number, u64::try_from(number).expect("small") + 1);
+    }
+    whole(5, 10);
+    assert_eq!(holds(&router, 2).1, 0, "the first was in flight");
+    running.fail(FailReason::ClientGone, at(11));
+    whole(6, 12);
+    let held: Vec<u32> = (1..=6).map(|number| holds(&router, number).1).collect();
+    assert_eq!(
+        held,
+        [0, 0, 20, 20, 20, 20],
+        "the first was used before the third"
+    );
+    whole(7, 13);
+    assert_eq!(holds(&router, 3).1, 0);
+}
+
+#[test]
 fn growth_waits_for_what_engines_keep_and_no_longer() {
     let config = Config {
         retention: Some(Duration::from_secs(60)),

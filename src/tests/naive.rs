@@ -258,7 +258,8 @@ impl Naive {
                     && it.phase == Phase::Pinned
                     && it.blocks > 0
                     && Some(*c) != asks
-                    && (self.in_flight(*c) == 0 || self.is_quiet(decoder))
+                    && (self.in_flight(*c) == 0
+                        || self.is_quiet(decoder) && self.growth_waits(decoder))
             })
             .collect();
         idle.sort_by_key(|c| (self.conversations[*c].last_used, self.conversations[*c].key));
