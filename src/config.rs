@@ -76,7 +76,7 @@ impl Default for Config {
             block_size: BlockSize::DEFAULT,
             report_stale_after: Duration::from_secs(10),
             retention: None,
-            policy: PolicyChoice::Strict,
+            policy: PolicyChoice::default(),
             slo_ttft: None,
             slo_tbt: None,
         }

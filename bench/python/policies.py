@@ -94,10 +94,10 @@ BASELINES: Final = {
 }
 ABLATION: Final = BASELINES | {
     "with moves": Variant("follow-kv(move_share=0.5)"),
-    "no handoff": Variant("follow-kv(handoff=never)"),
     "emptiest home": Variant("follow-kv(home_fuller=0)"),
-    "nothing comes later": Variant("follow-kv(later=0)"),
-    "emptiest home, nothing comes later": Variant("follow-kv(home_fuller=0, later=0)"),
+    "handoffs": Variant("follow-kv(handoff=cheaper)"),
+    "handoffs, nothing comes later": Variant("follow-kv(handoff=cheaper, later=0)"),
+    "handoffs, emptiest home": Variant("follow-kv(handoff=cheaper, home_fuller=0)"),
     "no afresh": Variant("follow-kv(afresh_from=inf)"),
     "no thrash gate": Variant("follow-kv(thrash=inf)"),
     "shortest first": Variant("follow-kv", engine=SHORTEST),
@@ -122,10 +122,10 @@ GATES: Final = {
 TUNING: Final = {"collocated": Variant("collocated"), "follow-kv": Variant("follow-kv")} | {
     f"{key}={value}": Variant(f"follow-kv({key}={value})")
     for key, values in {
+        "handoff": ("cheaper",),
         "handoff_share": (0.5, 0.8, 1.0),
         "handoff_saves_ms": (0, 100),
         "home_fuller": (0, 0.05, 0.2, 1),
-        "later": (0, 0.5, 2),
         "stall": (0, 1),
         "thrash": (0.1, 0.5),
         "thrash_fill": (0.85,),
@@ -144,7 +144,8 @@ AGAINST: Final = {
         f"{policy} 1P3D": Variant(policy, prefillers=1)
         for policy in ("strict", "follow-kv", "ampd(min)", "deflect", "ppd")
     },
-    "follow-kv, no handoff": Variant("follow-kv(handoff=never)"),
+    "follow-kv(handoff=cheaper)": Variant("follow-kv(handoff=cheaper)"),
+    "follow-kv(handoff=cheaper) 1P3D": Variant("follow-kv(handoff=cheaper)", prefillers=1),
     "follow-kv, emptiest home": Variant("follow-kv(home_fuller=0)"),
     "strict, all both": Variant("strict"),
     "collocated-spread": Variant("collocated-spread"),
@@ -157,12 +158,12 @@ AGAINST: Final = {
 WIDE: Final = {
     "follow-kv": Variant("follow-kv"),
     "collocated": Variant("collocated"),
-    "follow-kv, no handoff": Variant("follow-kv(handoff=never)"),
+    "strict 2P6D": Variant("strict", prefillers=2),
+    "follow-kv 2P6D": Variant("follow-kv", prefillers=2),
+    "follow-kv(handoff=cheaper)": Variant("follow-kv(handoff=cheaper)"),
+    "follow-kv(handoff=cheaper) 2P6D": Variant("follow-kv(handoff=cheaper)", prefillers=2),
+    **{f"{policy} 2P6D": Variant(policy, prefillers=2) for policy in ("ppd", "ampd(slo)", "deflect")},
     "collocated-spread": Variant("collocated-spread"),
-    **{
-        f"{policy} 2P6D": Variant(policy, prefillers=2)
-        for policy in ("strict", "follow-kv", "ampd(slo)", "ppd", "deflect")
-    },
 }
 TAILS: Final = {
     "collocated": Variant("collocated"),
@@ -232,13 +233,13 @@ SETS: Final = {
     ),
     "tuning": Study(TUNING, CHOSEN_ON, loads=(0.7, 1.1)),
     "ablation": Study(ABLATION, CHOSEN_ON, loads=(0.7, 1.0)),
-    "others": Study(AGAINST, OTHERS, loads=(0.7, 0.5, 1.0), also=("follow-kv, no handoff", "follow-kv 1P3D")),
+    "others": Study(AGAINST, OTHERS, loads=(0.7, 0.5, 1.0), also=("follow-kv 1P3D",)),
     # Nobody looked at these before the rule was settled.
     "wide": Study(
         WIDE,
         OTHERS,
         loads=(0.5, 0.7),
-        also=("follow-kv, no handoff", "follow-kv 2P6D"),
+        also=("follow-kv 2P6D",),
         setting=Setting(gpus=8, cv=3.0, generated=True, before=1000),
     ),
     "h200": Study(

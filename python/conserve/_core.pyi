@@ -199,7 +199,7 @@ class Router:
     prompt sizes, queued tokens and booked blocks.
 
     Options:
-        policy: the placement rule; "strict" is one pin and one handoff for each conversation, the others are in the guide
+        policy: the placement rule; "strict" is the paper's, one pin and one handoff for each conversation; see the guide
             "policies".
         policy_options: what that rule takes beside, such as `{"rule": "min"}` for "ampd"; `policies` lists all.
         low_watermark: new conversations are admitted while a decoder's booked blocks stay under this share of its
@@ -236,7 +236,7 @@ class Router:
         prefillers: Sequence[Prefiller] = (),
         decoders: Sequence[Decoder | Worker] = (),
         *,
-        policy: PolicyName = "strict",
+        policy: PolicyName = "follow-kv",
         policy_options: Mapping[str, str | float] | None = None,
         low_watermark: float = 0.8,
         prefill_backlog_tokens: int = 65_536,

@@ -218,7 +218,7 @@ class Settings(BaseSettings):
     )
 
     # The router.
-    policy: PolicyName = Field("strict", description="The placement rule; see the guide on policies.")
+    policy: PolicyName = Field("follow-kv", description="The placement rule; see the guide on policies.")
     policy_option: _Options = Field(
         (), description="What the rule takes beside, as `key=value`, several separated by spaces."
     )

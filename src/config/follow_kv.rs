@@ -6,20 +6,24 @@
 /// When the prompt of a new conversation, or of one whose KV is gone, is computed elsewhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Handoff {
+    /// As the roles say: always by a prefiller where there is one; workers that do both compute for others only where they
+    /// were made helpers, and then where that is measurably cheaper.
+    #[default]
+    Roles,
     /// Never: every worker computes the prompts of its own conversations.
     Never,
-    /// Where that is measurably cheaper.
-    #[default]
+    /// By any worker that may compute prompts, where that is measurably cheaper. Workers that do both must be able to hand over.
     Cheaper,
     /// Always, by the prefiller that is done first, as `strict` has it.
     Always,
 }
 
 impl Handoff {
-    const ALL: [Self; 3] = [Self::Never, Self::Cheaper, Self::Always];
+    const ALL: [Self; 4] = [Self::Roles, Self::Never, Self::Cheaper, Self::Always];
 
     const fn as_str(self) -> &'static str {
         match self {
+            Self::Roles => "roles",
             Self::Never => "never",
             Self::Cheaper => "cheaper",
             Self::Always => "always",
@@ -97,7 +101,7 @@ pub struct FollowKvOptions {
 impl Default for FollowKvOptions {
     fn default() -> Self {
         Self {
-            handoff: Handoff::Cheaper,
+            handoff: Handoff::Roles,
             handoff_from: 512.0,
             handoff_share: 0.65,
             handoff_saves_ms: 20.0,
@@ -155,7 +159,7 @@ const NUMBERS: [(&str, &str, Slot); 17] = [
 
 /// The options, each with what it takes.
 pub(super) const OPTIONS: &[(&str, &str)] = &{
-    let mut options = [("handoff", "never, cheaper or always"); NUMBERS.len() + 2];
+    let mut options = [("handoff", "roles, never, cheaper or always"); NUMBERS.len() + 2];
     let mut at = 0;
     while at < NUMBERS.len() {
         options[at + 1] = (NUMBERS[at].0, NUMBERS[at].1);

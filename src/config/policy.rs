@@ -15,9 +15,9 @@ use crate::units::Tokens;
 #[non_exhaustive]
 pub enum PolicyKind {
     /// The paper's: one placement, one handoff, pinned for life.
-    #[default]
     Strict,
     /// A conversation lives where its KV is; a prefiller, or another home, only where that is observed to be cheaper.
+    #[default]
     FollowKv,
     /// Baseline: every worker computes the prompts of its own conversations.
     Collocated,
@@ -338,11 +338,10 @@ const DEFLECT: &[(&str, &str)] = &[
 /// assert_eq!(choice.to_string(), "ampd(min, X=0, pcache=1)");
 /// assert!("ampd(mood=good)".parse::<PolicyChoice>().is_err());
 /// ```
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum PolicyChoice {
     /// See [`PolicyKind::Strict`].
-    #[default]
     Strict,
     /// See [`PolicyKind::FollowKv`].
     FollowKv(FollowKvOptions),
@@ -358,6 +357,12 @@ pub enum PolicyChoice {
     Ampd(AmpdOptions),
     /// See [`PolicyKind::Deflect`].
     Deflect(DeflectOptions),
+}
+
+impl Default for PolicyChoice {
+    fn default() -> Self {
+        PolicyKind::default().into()
+    }
 }
 
 impl From<PolicyKind> for PolicyChoice {

@@ -7,7 +7,9 @@
 //!
 //! Leaves to others: in which order a worker takes its prompts.
 
-use super::rank::{DecoderChoice, Room, able_prefillers, choose_decoder_among, room};
+use std::borrow::Cow;
+
+use super::rank::{DecoderChoice, Room, able_prefillers, choose_decoder_among, first_done, room};
 use super::strict::Strict;
 use super::times::{Link, Times};
 use super::{Decision, Observed, Policy, TurnView, WorkerView};
@@ -33,6 +35,10 @@ impl Policy for FollowKv {
         false
     }
 
+    fn may_leave(&self, prompt: Tokens, resident: Tokens) -> bool {
+        self.0.move_share > 0.0 || self.has_lost(prompt, resident)
+    }
+
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -47,7 +53,8 @@ impl Policy for FollowKv {
     }
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
-        let rule = Rule::new(self.0, fleet);
+        let fleet = self.as_given(fleet);
+        let rule = Rule::new(self.0, &fleet);
         match turn
             .home
             .and_then(|home| fleet.workers.iter().find(|worker| worker.id == home))
@@ -55,6 +62,37 @@ impl Policy for FollowKv {
             Some(home) => rule.on_turn(turn, home),
             None => rule.on_arrival(turn),
         }
+    }
+
+    fn next_prefiller(
+        &self,
+        turn: &TurnView,
+        fleet: &Observed,
+        avoid: &[WorkerId],
+    ) -> Option<(WorkerId, Reason)> {
+        Strict.next_prefiller(turn, &self.as_given(fleet), avoid)
+    }
+}
+
+impl FollowKv {
+    /// The fleet in which nobody hands over who was not put there for it: not every worker that does both can.
+    fn as_given<'a>(&self, fleet: &'a Observed) -> Cow<'a, Observed> {
+        let is_both = |worker: &WorkerView| worker.role == Role::Both;
+        if self.0.handoff != Handoff::Roles || !fleet.workers.iter().any(is_both) {
+            return Cow::Borrowed(fleet);
+        }
+        let mut fleet = fleet.clone();
+        let both = fleet.workers.iter_mut().filter(|worker| is_both(worker));
+        for worker in both.skip(usize::from(fleet.helpers)) {
+            worker.role = Role::Decoder;
+        }
+        Cow::Owned(fleet)
+    }
+
+    /// Whether a turn has lost most of its KV.
+    fn has_lost(&self, prompt: Tokens, resident: Tokens) -> bool {
+        let new = prompt.0.saturating_sub(resident.0);
+        f64::from(new) >= self.0.afresh_from && resident.0 <= prompt.0 / 2
     }
 }
 
@@ -184,7 +222,7 @@ impl<'a> Rule<'a> {
 
     /// A new conversation, or one that has no home any more.
     fn on_arrival(&self, turn: &TurnView) -> Decision {
-        if self.set.handoff == Handoff::Always {
+        if self.always_hands_over() {
             return Strict.place(turn, self.fleet);
         }
         match self.home_for(turn) {
@@ -196,6 +234,16 @@ impl<'a> Rule<'a> {
                 None => home.alone(),
             },
             Err(instead) => instead,
+        }
+    }
+
+    /// Whether first prompts go to prefillers whatever that costs.
+    fn always_hands_over(&self) -> bool {
+        let given = |worker: &WorkerView| worker.role == Role::Prefiller && worker.open;
+        match self.set.handoff {
+            Handoff::Always => true,
+            Handoff::Roles => self.fleet.workers.iter().any(given),
+            Handoff::Never | Handoff::Cheaper => false,
         }
     }
 
@@ -227,7 +275,7 @@ impl<'a> Rule<'a> {
     /// A conversation with a home.
     fn on_turn(&self, turn: &TurnView, home: &WorkerView) -> Decision {
         let new = turn.prompt.0.saturating_sub(turn.resident.0);
-        if f64::from(new) >= self.set.afresh_from && turn.resident.0 <= turn.prompt.0 / 2 {
+        if FollowKv(self.set).has_lost(turn.prompt, turn.resident) {
             self.without_kv(turn, home, new)
         } else {
             self.with_kv(turn, home, new)
@@ -253,7 +301,13 @@ impl<'a> Rule<'a> {
         if other.decoder.id == home.id || !(emptier || cheaper) {
             return Decision::Stay;
         }
-        let helper = self.helper(turn, &other).map(|(helper, _)| helper);
+        let helper = if self.always_hands_over() {
+            let able = able_prefillers(turn, self.fleet, &[]);
+            first_done(turn, able, Some(other.decoder.id)).map(|(first, _)| first.id)
+        } else {
+            self.helper(turn, &other).map(|(helper, _)| helper)
+        };
+        let helper = helper.filter(|helper| *helper != other.decoder.id);
         let (resident, prompt) = (turn.resident, turn.prompt);
         other.place(helper, Reason::KvGone { resident, prompt })
     }

@@ -160,6 +160,12 @@ pub trait Policy: Send + Sync {
     /// Whether a turn of a pinned conversation always runs at home: then it is not even asked.
     fn is_sticky(&self) -> bool;
 
+    /// Whether a turn of a pinned conversation, so much of whose prompt lies at home, may run elsewhere. Not asked of a
+    /// policy under which none does.
+    fn may_leave(&self, _prompt: Tokens, _resident: Tokens) -> bool {
+        true
+    }
+
     /// Of the workers that do both, how many only compute prompts to begin with.
     fn helpers(&self) -> u16 {
         0

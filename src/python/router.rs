@@ -65,11 +65,11 @@ impl WorkerName {
 impl PyRouter {
     #[new]
     #[pyo3(signature = (
-        prefillers = Vec::new(), decoders = Vec::new(), *, policy = "strict", policy_options = None, low_watermark = 0.8,
+        prefillers = Vec::new(), decoders = Vec::new(), *, policy = "follow-kv", policy_options = None, low_watermark = 0.8,
         prefill_backlog_tokens = 65536, queue_limit = 1024, queue_timeout_s = 30.0, idle_timeout_s = Some(3600.0),
         evict_idle = true, tail_waits = false, evict_idle_below = 0.1, max_conversations = 4_000_000, block_size = 16, slo_ttft_ms = None, slo_tbt_ms = None,
         report_stale_s = 10.0, retention_ttl_s = None, clock = None, secret = None
-    ), text_signature = "(prefillers=(), decoders=(), *, policy='strict', policy_options=None, low_watermark=0.8, \
+    ), text_signature = "(prefillers=(), decoders=(), *, policy='follow-kv', policy_options=None, low_watermark=0.8, \
         prefill_backlog_tokens=65536, queue_limit=1024, queue_timeout_s=30.0, idle_timeout_s=3600.0, \
         evict_idle=True, tail_waits=False, evict_idle_below=0.1, max_conversations=4000000, block_size=16, slo_ttft_ms=None, slo_tbt_ms=None, \
         report_stale_s=10.0, retention_ttl_s=None, clock=None, secret=None)")]

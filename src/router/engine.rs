@@ -254,6 +254,10 @@ impl Engine {
             home.block_size().tokens(state.blocks)
         };
         let resident = resident.min(asking.prompt);
+        // Most turns find their KV: nobody has to look at the whole fleet for them.
+        if !self.policy.may_leave(asking.prompt, resident) {
+            return self.run_at_home(conversation, state, home, asking, now);
+        }
         let turn = TurnView {
             tie: asking.key.folded(),
             prompt: asking.prompt,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::policy::Chosen;
 use super::preset::Preset;
+use crate::config::PolicyKind;
 
 /// A scenario that cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -238,7 +239,7 @@ pub(super) struct PolicySpec {
 impl Default for PolicySpec {
     fn default() -> Self {
         Self {
-            name: "strict".to_owned(),
+            name: PolicyKind::default().as_str().to_owned(),
             options: serde_json::Map::new(),
         }
     }

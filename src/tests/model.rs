@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use super::naive::{Answer, BLOCK, Naive, No, Queue, Settings};
 use super::support::{at, key};
-use crate::config::Config;
+use crate::config::{Config, PolicyKind};
 use crate::conversation::ConversationPhase;
 use crate::error::Rejected;
 use crate::event::{Event, Observer};
@@ -164,6 +164,7 @@ impl Pair {
             idle_timeout: Some(Duration::from_secs(settings.idle_s)),
             prefill_backlog_tokens: Tokens(settings.prefill_limit.unwrap_or(1)),
             block_size: BlockSize::new(BLOCK).expect("not zero"),
+            policy: PolicyKind::Strict.into(),
             ..Config::default()
         };
         let placements = Arc::new(Placements::default());

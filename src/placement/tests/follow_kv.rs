@@ -2,25 +2,24 @@
 
 use super::*;
 
+/// Whoever may compute prompts hands over where that is cheaper.
+fn anybody() -> PolicyChoice {
+    variant("follow-kv(handoff=cheaper)")
+}
+
 #[test]
 fn it_hands_over_only_what_is_cheaper_elsewhere() {
     let first = turn(4_000, None, 0);
     // 4,000 tokens at 10,000/s are 400 ms on both; over the link they are 51 ms more.
-    assert_eq!(
-        decide(PolicyKind::FollowKv, &first, &split()),
-        Some((None, 2))
-    );
+    assert_eq!(decide(anybody(), &first, &split()), Some((None, 2)));
     let mut busy = split();
     // Two turns run on the decoder: the prompt would take half its time from each of them, 800 ms in all.
     busy.workers[2].running = 2;
     busy.workers[2].booked = Blocks::new(0);
-    assert_eq!(
-        decide(PolicyKind::FollowKv, &first, &busy),
-        Some((Some(0), 2))
-    );
+    assert_eq!(decide(anybody(), &first, &busy), Some((Some(0), 2)));
     let brief = turn(511, None, 0);
     assert_eq!(
-        decide(PolicyKind::FollowKv, &brief, &busy),
+        decide(anybody(), &brief, &busy),
         Some((None, 2)),
         "below 512 tokens"
     );
@@ -56,13 +55,13 @@ fn it_places_afresh_what_has_nothing_to_lose() {
     let pair = fleet(&[worker(0, Role::Both, 300), worker(1, Role::Both, 100)]);
     let lost = turn(6_000, Some(0), 1_000);
     assert_eq!(
-        decide(PolicyKind::FollowKv, &lost, &pair),
+        decide(anybody(), &lost, &pair),
         Some((None, 1)),
         "home is fuller by 0.2"
     );
     let even = fleet(&[worker(0, Role::Both, 150), worker(1, Role::Both, 100)]);
     assert_eq!(
-        decide(PolicyKind::FollowKv, &lost, &even),
+        decide(anybody(), &lost, &even),
         None,
         "fuller by 0.05 and as fast"
     );
@@ -73,7 +72,7 @@ fn equal_workers_and_an_idle_fleet_make_follow_kv_collocated() {
     let equal = fleet(&[worker(0, Role::Both, 100), worker(1, Role::Both, 100)]);
     let first = turn(9_000, None, 0);
     assert_eq!(
-        decide(PolicyKind::FollowKv, &first, &equal),
+        decide(anybody(), &first, &equal),
         decide(PolicyKind::Collocated, &first, &equal)
     );
 }
@@ -90,13 +89,7 @@ fn busy_decoder(computing: u32, usual: f64) -> Observed {
 #[test]
 fn it_counts_the_prompts_that_the_decoder_turns_to_first() {
     let first = turn(4_000, None, 0);
-    let with = |computing, usual| {
-        decide(
-            PolicyKind::FollowKv,
-            &first,
-            &busy_decoder(computing, usual),
-        )
-    };
+    let with = |computing, usual| decide(anybody(), &first, &busy_decoder(computing, usual));
     assert_eq!(
         with(4_000, 0.0),
         Some((Some(0), 2)),
@@ -112,7 +105,7 @@ fn it_counts_the_prompts_that_the_decoder_turns_to_first() {
         Some((None, 2)),
         "501 ms: 50 ms of others' prompts usually come first"
     );
-    let mut unusual = variant("follow-kv(later=0)");
+    let mut unusual = variant("follow-kv(handoff=cheaper, later=0)");
     assert_eq!(
         decide(unusual, &first, &busy_decoder(4_000, 500.0)),
         Some((Some(0), 2))
@@ -132,11 +125,56 @@ fn uneven(fuller: u64) -> Observed {
 }
 
 #[test]
+fn by_the_roles_prefillers_compute_and_workers_that_do_both_only_if_made_helpers() {
+    let first = turn(4_000, None, 0);
+    let usual = PolicyKind::FollowKv;
+    assert_eq!(
+        decide(usual, &first, &split()),
+        Some((Some(0), 2)),
+        "as strict"
+    );
+    let both =
+        |count: u16| -> Vec<_> { (0..count).map(|id| worker(id, Role::Both, 100)).collect() };
+    let mut busy = fleet(&both(3));
+    busy.workers[0].computing = Tokens(4_000);
+    busy.workers[1].computing = Tokens(4_000);
+    busy.workers[2].booked = Blocks::new(600);
+    let (nobody, _) = decide(usual, &first, &busy).expect("a place");
+    assert_eq!(nobody, None);
+    let (other, _) = decide(anybody(), &first, &busy).expect("a place");
+    assert_eq!(other, Some(2), "it was not asked whether it can");
+    let mut mixed = fleet(&both(3));
+    mixed.workers[0].role = Role::Prefiller;
+    mixed.workers[0].queued = Tokens(60_000);
+    let (given, _) = decide(usual, &first, &mixed).expect("a place");
+    assert_eq!(given, Some(0), "however long its queue");
+    let failed = [WorkerId::new(0).expect("small")];
+    assert_eq!(policy(usual).next_prefiller(&first, &mixed, &failed), None);
+    let mut helped = fleet(&both(3));
+    helped.helpers = 1;
+    helped.workers[1].running = 4;
+    helped.workers[2].running = 4;
+    let (helper, _) = decide(usual, &first, &helped).expect("a place");
+    assert_eq!(helper, Some(0));
+}
+
+#[test]
+fn a_turn_that_finds_its_kv_leaves_only_where_pins_move() {
+    let asked =
+        |text: &str, resident| policy(variant(text)).may_leave(Tokens(6_000), Tokens(resident));
+    assert!(!asked("follow-kv", 5_000));
+    assert!(asked("follow-kv", 3_000), "half is gone");
+    assert!(!asked("follow-kv(afresh_from=3001)", 3_000));
+    assert!(asked("follow-kv(move_share=0.5)", 5_000));
+    assert!(asked("ampd", 5_000));
+}
+
+#[test]
 fn it_lives_where_its_prompt_is_done_sooner_if_that_is_nearly_as_empty() {
     let first = turn(4_000, None, 0);
     for (fuller, home) in [(99, 1), (101, 0)] {
         assert_eq!(
-            decide(PolicyKind::FollowKv, &first, &uneven(fuller)),
+            decide(anybody(), &first, &uneven(fuller)),
             Some((None, home)),
             "fuller by {fuller} of 1,000 blocks"
         );
@@ -146,7 +184,7 @@ fn it_lives_where_its_prompt_is_done_sooner_if_that_is_nearly_as_empty() {
     let mut failing = uneven(99);
     failing.workers[1].others_first = true;
     assert_eq!(
-        decide(PolicyKind::FollowKv, &first, &failing),
+        decide(anybody(), &first, &failing),
         Some((None, 0)),
         "it failed a request lately"
     );
@@ -154,11 +192,10 @@ fn it_lives_where_its_prompt_is_done_sooner_if_that_is_nearly_as_empty() {
 
 #[test]
 fn every_term_of_a_cost_is_told() {
-    let told =
-        |fleet: &Observed| match policy(PolicyKind::FollowKv).place(&turn(4_000, None, 0), fleet) {
-            Decision::Place { reason, .. } => reason.to_string(),
-            other => panic!("there is room: {other:?}"),
-        };
+    let told = |fleet: &Observed| match policy(anybody()).place(&turn(4_000, None, 0), fleet) {
+        Decision::Place { reason, .. } => reason.to_string(),
+        other => panic!("there is room: {other:?}"),
+    };
     let mut handed = busy_decoder(4_000, 100.0);
     handed.workers[0].queued = Tokens(100);
     handed.workers[2].running = 1;
@@ -212,7 +249,7 @@ proptest! {
             ..WorkerView { id: WorkerId::new(id).expect("small"), role: Role::Both, ..like }
         };
         let workers: Vec<_> = (0..).zip(booked).map(alike).collect();
-        if let Decision::Place { prefiller, .. } = policy(PolicyKind::FollowKv).place(&turn(prompt, None, 0), &fleet(&workers)) {
+        if let Decision::Place { prefiller, .. } = policy(anybody()).place(&turn(prompt, None, 0), &fleet(&workers)) {
             prop_assert_eq!(prefiller, None);
         }
     }
@@ -222,7 +259,7 @@ proptest! {
         workers in (2..6_u16).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
         prompt in 1..30_000_u32,
     ) {
-        let slow = variant("follow-kv(link_ms_per_token=inf)");
+        let slow = variant("follow-kv(handoff=cheaper, link_ms_per_token=inf)");
         if let Decision::Place { prefiller, .. } = policy(slow).place(&turn(prompt, None, 0), &fleet(&workers)) {
             prop_assert_eq!(prefiller, None);
         }

@@ -44,13 +44,16 @@ fn with_the_prefiller_forced_and_moves_off_it_is_strict_exactly() {
         r#"{"role": "decoder", "kv_tokens": 60000}"#,
         r#"{"role": "decoder", "kv_tokens": 60000}"#,
     ];
-    let forced = "follow-kv(handoff=always, afresh_from=inf, move_share=0, thrash=inf)";
-    for seed in 1..4 {
-        let columns = crowd(seed);
-        let ours = run(&fleet(&engines, forced, RUN), &columns);
-        let theirs = run(&fleet(&engines, "strict", RUN), &columns);
-        assert_eq!(rows(&ours), rows(&theirs), "seed {seed}");
-        assert!(ours.counters.handoffs > 0);
+    for handoff in ["roles", "always"] {
+        let forced =
+            format!("follow-kv(handoff={handoff}, afresh_from=inf, move_share=0, thrash=inf)");
+        for seed in 1..4 {
+            let columns = crowd(seed);
+            let ours = run(&fleet(&engines, &forced, RUN), &columns);
+            let theirs = run(&fleet(&engines, "strict", RUN), &columns);
+            assert_eq!(rows(&ours), rows(&theirs), "seed {seed}, {handoff}");
+            assert!(ours.counters.handoffs > 0);
+        }
     }
 }
 
@@ -71,6 +74,15 @@ fn where_every_worker_does_both_strict_is_collocated_exactly() {
     }
 }
 
+/// Not every worker that does both can hand over.
+#[test]
+fn where_every_worker_does_both_nothing_is_handed_over_unless_asked_for() {
+    for seed in 1..4 {
+        let usual = run(&fleet(&[BOTH; 3], "follow-kv", RUN), &crowd(seed));
+        assert_eq!(usual.counters.handoffs, 0, "seed {seed}");
+    }
+}
+
 #[test]
 fn over_an_infinitely_slow_link_nothing_is_handed_over() {
     let columns = crowd(5);
@@ -80,8 +92,14 @@ fn over_an_infinitely_slow_link_nothing_is_handed_over() {
             .counters
             .handoffs
     };
-    assert_eq!(handoffs("follow-kv(link_ms_per_token=inf)"), 0);
-    assert!(handoffs("follow-kv") > 0, "else the relation says nothing");
+    assert_eq!(
+        handoffs("follow-kv(handoff=cheaper, link_ms_per_token=inf)"),
+        0
+    );
+    assert!(
+        handoffs("follow-kv(handoff=cheaper)") > 0,
+        "else the relation says nothing"
+    );
 }
 
 #[test]
@@ -125,7 +143,10 @@ fn who_waits_for_thrash_to_end_is_admitted() {
 #[test]
 fn a_place_costs_one_handoff_at_most() {
     for seed in 1..4 {
-        let result = run(&fleet(&[BOTH; 3], "follow-kv", RUN), &crowd(seed));
+        let result = run(
+            &fleet(&[BOTH; 3], "follow-kv(handoff=cheaper)", RUN),
+            &crowd(seed),
+        );
         let counted = &result.counters;
         let places = counted.placed_local
             + counted.placed_handoff
