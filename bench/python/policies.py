@@ -146,7 +146,7 @@ AGAINST: Final = {
     },
     "follow-kv(handoff=cheaper)": Variant("follow-kv(handoff=cheaper)"),
     "follow-kv(handoff=cheaper) 1P3D": Variant("follow-kv(handoff=cheaper)", prefillers=1),
-    "follow-kv, emptiest home": Variant("follow-kv(home_fuller=0)"),
+    "follow-kv(handoff=cheaper, home_fuller=0)": Variant("follow-kv(handoff=cheaper, home_fuller=0)"),
     "strict, all both": Variant("strict"),
     "collocated-spread": Variant("collocated-spread"),
     **{

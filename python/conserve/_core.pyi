@@ -195,7 +195,7 @@ class Router:
     """Decides where each turn of each conversation runs, and whether there is room for it.
 
     The first turn of a conversation is placed: a prefiller (least queued tokens for its speed) and a decoder (most
-    free KV blocks). Every later turn runs on that decoder. Nothing is predicted: placement and admission read only
+    free KV blocks). Later turns run there while their KV does. Nothing is predicted: placement and admission read only
     prompt sizes, queued tokens and booked blocks.
 
     Options:

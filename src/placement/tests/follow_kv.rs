@@ -154,8 +154,8 @@ fn by_the_roles_prefillers_compute_and_workers_that_do_both_only_if_made_helpers
     helped.helpers = 1;
     helped.workers[1].running = 4;
     helped.workers[2].running = 4;
-    let (helper, _) = decide(usual, &first, &helped).expect("a place");
-    assert_eq!(helper, Some(0));
+    let (asked, _) = decide(usual, &first, &helped).expect("a place");
+    assert_eq!(asked, Some(0));
 }
 
 #[test]
