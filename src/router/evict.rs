@@ -245,7 +245,7 @@ impl Engine {
             return Vec::new();
         }
         // Where nothing runs, turns in flight only wait: they would wait for each other's blocks for ever.
-        let all = is_quiet(decoder) && decoder.occupancy.books().growth_waits;
+        let all = is_quiet(decoder);
         let is_idle = |state: State| {
             let here = state.phase == ConversationPhase::Pinned && state.is_on(decoder.id);
             here && (all || state.in_flight == 0) && state.blocks > Blocks::ZERO

@@ -258,8 +258,7 @@ impl Naive {
                     && it.phase == Phase::Pinned
                     && it.blocks > 0
                     && Some(*c) != asks
-                    && (self.in_flight(*c) == 0
-                        || self.is_quiet(decoder) && self.growth_waits(decoder))
+                    && (self.in_flight(*c) == 0 || self.is_quiet(decoder))
             })
             .collect();
         idle.sort_by_key(|c| (self.conversations[*c].last_used, self.conversations[*c].key));
