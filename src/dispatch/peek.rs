@@ -68,10 +68,11 @@ pub(crate) enum Name {
     PreviousResponseId,
     PromptCacheKey,
     Metadata,
+    VllmXargs,
     KvTransferParams,
 }
 
-const NAMES: [(Name, &str); 14] = [
+const NAMES: [(Name, &str); 15] = [
     (Name::Model, "model"),
     (Name::Messages, "messages"),
     (Name::Prompt, "prompt"),
@@ -85,6 +86,7 @@ const NAMES: [(Name, &str); 14] = [
     (Name::PreviousResponseId, "previous_response_id"),
     (Name::PromptCacheKey, "prompt_cache_key"),
     (Name::Metadata, "metadata"),
+    (Name::VllmXargs, "vllm_xargs"),
     (Name::KvTransferParams, "kv_transfer_params"),
 ];
 

@@ -60,6 +60,11 @@ BODIES: dict[str, tuple[bytes, str, str | None]] = {
         "unsupported_field",
         "kv_transfer_params",
     ),
+    "handoff parameters among arguments of the engine": (
+        f'{{"model":"mock",{MESSAGES},"vllm_xargs":{{"a":[1],"kv_transfer_params":"x"}}}}'.encode(),
+        "unsupported_field",
+        "vllm_xargs.kv_transfer_params",
+    ),
 }
 
 

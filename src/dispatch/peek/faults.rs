@@ -13,7 +13,9 @@ pub(super) fn check_type(name: Name, kind: Kind) -> Result<(), Refusal> {
             "a string or a list of token ids",
         ),
         Name::Stream => (&[Kind::True, Kind::False, Kind::Null], "true or false"),
-        Name::StreamOptions | Name::Metadata => (&[Kind::Object, Kind::Null], "an object"),
+        Name::StreamOptions | Name::Metadata | Name::VllmXargs => {
+            (&[Kind::Object, Kind::Null], "an object")
+        }
         Name::MaxTokens | Name::MaxCompletionTokens | Name::MinTokens | Name::N => {
             (&[Kind::Number, Kind::Null], "a number")
         }
@@ -55,4 +57,10 @@ pub(super) fn duplicate(path: &str) -> Refusal {
         "{path} occurs twice, and router and worker could read different ones; send it once"
     );
     Refusal::bad_request("duplicate_field", Some(path), message)
+}
+
+pub(super) fn routers_own(path: &str) -> Refusal {
+    let message =
+        format!("{path} belongs to the router, which hands the KV over itself; leave it out");
+    Refusal::bad_request("unsupported_field", Some(path), message)
 }

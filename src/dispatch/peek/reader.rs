@@ -2,7 +2,7 @@
 //!
 //! Leaves to others: what a body is before it is JSON (`peek`).
 
-use super::faults::{check_type, duplicate, missing, wrong_type};
+use super::faults::{check_type, duplicate, missing, routers_own, wrong_type};
 use super::{Endpoint, Field, NAMES, Name, Peek, Size, StreamOptions};
 use crate::dispatch::json::{Key, Kind, Malformed, Scanner, Span, Text};
 use crate::dispatch::refusal::Refusal;
@@ -106,6 +106,7 @@ impl<'a> Reader<'a> {
             (Name::Conversation, Kind::Object) => {
                 self.strings[name as usize] = self.read_id_member("conversation.id", b"id")?;
             }
+            (Name::VllmXargs, Kind::Object) => self.pass_extra_arguments()?,
             (_, Kind::String) => self.strings[name as usize] = Some(self.scanner.string()?),
             _ => self.scanner.skip_value()?,
         }
@@ -186,6 +187,23 @@ impl<'a> Reader<'a> {
         Ok(id)
     }
 
+    /// vLLM takes handoff parameters from these too, and looks into them as if they were an object: anything else ends the engine.
+    fn pass_extra_arguments(&mut self) -> Result<(), Refusal> {
+        self.scanner.open(Kind::Object)?;
+        let mut first = true;
+        while let Some(key) = self.scanner.member(first)? {
+            first = false;
+            if key
+                .text
+                .says(Name::KvTransferParams.text().as_bytes(), self.body)
+            {
+                return Err(routers_own("vllm_xargs.kv_transfer_params"));
+            }
+            self.scanner.pass_value()?;
+        }
+        Ok(())
+    }
+
     /// A list is token ids, or several prompts of which each is a string or a list of token ids.
     fn read_prompts(&mut self) -> Result<PromptShape, Refusal> {
         self.scanner.open(Kind::Array)?;
@@ -246,15 +264,7 @@ impl<'a> Reader<'a> {
 
     pub(super) fn into_peek(self, endpoint: Endpoint) -> Result<Peek, Refusal> {
         if self.fields[Name::KvTransferParams as usize].is_some() {
-            let name = Name::KvTransferParams.text();
-            let message = format!(
-                "{name} belongs to the router, which hands the KV over itself; leave it out"
-            );
-            return Err(Refusal::bad_request(
-                "unsupported_field",
-                Some(name),
-                message,
-            ));
+            return Err(routers_own(Name::KvTransferParams.text()));
         }
         let model = self.strings[Name::Model as usize].ok_or_else(|| missing(Name::Model))?;
         if model.is_empty() {

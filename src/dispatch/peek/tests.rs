@@ -95,7 +95,7 @@ fn whatever_is_read_or_edited_may_occur_once() {
         let value = match name {
             Name::Messages => "[{}]",
             Name::Stream => "true",
-            Name::StreamOptions | Name::Metadata | Name::KvTransferParams => "{}",
+            Name::StreamOptions | Name::Metadata | Name::VllmXargs | Name::KvTransferParams => "{}",
             Name::MaxTokens | Name::MaxCompletionTokens | Name::MinTokens | Name::N => "1",
             _ => "\"x\"",
         };
@@ -330,6 +330,27 @@ fn a_client_cannot_bring_its_own_handoff() {
         "unsupported_field",
         Some("kv_transfer_params"),
     );
+}
+
+#[test]
+fn nor_in_what_the_engine_takes_for_arguments_of_its_own() {
+    let with = |arguments: &str| {
+        chat(&format!(
+            r#"{{"model":"m","messages":[{{}}],"vllm_xargs":{arguments}}}"#
+        ))
+    };
+    for arguments in [
+        r#"{"kv_transfer_params":"x"}"#,
+        r#"{"a":["}"],"kv\u005ftransfer_params":[]}"#,
+    ] {
+        let path = "vllm_xargs.kv_transfer_params";
+        refused(with(arguments), 400, "unsupported_field", Some(path));
+    }
+    for arguments in ["null", "{}", r#"{"a":"kv_transfer_params","b":[1]}"#] {
+        assert!(with(arguments).is_ok(), "{arguments}");
+    }
+    let twice = r#"{},"vllm_xargs":{"kv_transfer_params":"x"}"#;
+    refused(with(twice), 400, "duplicate_field", Some("vllm_xargs"));
 }
 
 #[test]
