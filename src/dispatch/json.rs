@@ -346,7 +346,7 @@ impl<'a> Scanner<'a> {
             .unwrap_or_else(|| skip::pass(self.bytes, self.at, self.max_depth - self.depth))
             .map_err(|fault| fault.told(self.bytes, self.max_depth))?;
         self.at = passed.end;
-        self.page.leave_out(passed.end);
+        self.page.leave_out(self.bytes, passed.end);
         self.blobs += passed.blobs;
         self.blob_bytes += passed.blob_bytes;
         Ok(())

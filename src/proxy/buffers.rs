@@ -26,7 +26,10 @@ impl Buffers {
         // A conversation's next body is a little longer: it shall fit as well.
         let room = bytes.next_power_of_two();
         let mut kept = self.lock();
-        let place = kept.iter().rposition(|buffer| buffer.capacity() >= room);
+        // Not one that is far too large: what has the body holds all of it, maybe for long.
+        let place = kept
+            .iter()
+            .rposition(|buffer| (room..=2 * room).contains(&buffer.capacity()));
         let found = place.and_then(|place| kept.remove(place));
         drop(kept);
         found.unwrap_or_else(|| Vec::with_capacity(room))
@@ -97,6 +100,12 @@ mod tests {
         assert_eq!(longer.as_ptr(), place, "a little more fits as well");
         assert!(longer.is_empty());
         assert!(home.lock().is_empty());
+        drop(home.lend(longer));
+        assert!(
+            home.take(40_000).capacity() < 500_000,
+            "it would hold far more than it is"
+        );
+        assert_eq!(home.take(200_000).as_ptr(), place);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Leaves to others: which bytes are inside a string. Outside of strings a backslash is an error, so that what is said of
 //! escapes is true up to the first error.
 
+use memchr::memchr;
+
 use super::escapes::check_escape;
 use super::first_bit;
 #[cfg(target_arch = "x86_64")]
@@ -38,12 +40,28 @@ impl Page {
         }
     }
 
-    /// The bytes before `end` were left out: what is wrong in them is not asked about.
+    /// The bytes before `end`, which stands behind a bracket, were left out: what is wrong in them is not asked about.
     #[inline]
-    pub(super) fn leave_out(&mut self, end: usize) {
+    pub(super) fn leave_out(&mut self, text: &[u8], end: usize) {
         if self.wrong < end {
-            *self = Self::new();
+            self.wrong = self.next_wrong(text, end);
         }
+    }
+
+    /// Where in the page the first escape that is none begins from `at` on. What was looked at for it is not looked at again
+    /// before something behind it is left out too, so that many wrong ones cost no more than their length.
+    #[cold]
+    #[inline(never)]
+    fn next_wrong(&self, text: &[u8], mut at: usize) -> usize {
+        let end = text.len().min((self.number + 1) * PAGE);
+        while let Some(slash) = text.get(at..end).and_then(|rest| memchr(b'\\', rest)) {
+            at += slash;
+            if check_escape(text, at).is_err() {
+                return at;
+            }
+            at += 2;
+        }
+        usize::MAX
     }
 
     /// Where the string of `text` ends whose first byte stands at `start`, and whether it holds escapes; `None` when something
@@ -211,6 +229,26 @@ impl pulp::NullaryFnOnce for Looking<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_is_looked_at_once_though_wrong_escapes_are_left_out() {
+        let text = br#"{"a":["\x"],"b":["\r\y"],"c":"\r","d":"\z"}"#;
+        let place = |part: &[u8]| memchr::memmem::find(text, part).unwrap();
+        let mut page = Page::new();
+        let string = |page: &mut Page, part| page.string_end(text, place(part) + 1);
+        assert_eq!(string(&mut page, b"\"a"), Some((3, false)));
+        for (wrong, behind, next) in [
+            (&b"\\x"[..], &b",\"b"[..], &b"\\y"[..]),
+            (b"\\y", b",\"c", b"\\z"),
+        ] {
+            assert_eq!(page.wrong, place(wrong));
+            page.leave_out(text, place(behind));
+            assert_eq!((page.number, page.wrong), (0, place(next)));
+        }
+        let right = place(b"\"\\r\",");
+        assert_eq!(page.string_end(text, right + 1), Some((right + 3, true)));
+        assert_eq!(string(&mut page, b"\"\\z"), None);
+    }
 
     #[test]
     fn what_is_escaped_is_told_for_every_run_at_every_place() {
