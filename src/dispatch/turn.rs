@@ -290,6 +290,12 @@ impl Dispatch {
         matches!(self.state, State::Over)
     }
 
+    /// From here on nothing is asked again: the request's bytes are not needed any more, and streams are long.
+    fn relays(&mut self, relaying: Relaying) {
+        self.body = Bytes::new();
+        self.state = State::Relaying(relaying);
+    }
+
     fn take(&mut self) -> State {
         std::mem::replace(&mut self.state, State::Over)
     }

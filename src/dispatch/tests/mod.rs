@@ -115,7 +115,10 @@ impl World {
     }
 
     fn open_at(&self, endpoint: Endpoint, headers: &[(&str, &str)], body: &[u8]) -> Client<'_> {
-        let body = Bytes::copy_from_slice(body);
+        self.open_bytes(endpoint, headers, Bytes::copy_from_slice(body))
+    }
+
+    fn open_bytes(&self, endpoint: Endpoint, headers: &[(&str, &str)], body: Bytes) -> Client<'_> {
         let dispatch = self
             .dispatcher
             .open(endpoint, list(headers), body, self.now);

@@ -26,6 +26,21 @@ fn relaying(world: &World) -> Client<'_> {
 }
 
 #[test]
+fn the_request_is_let_go_once_its_stream_has_begun() {
+    let body = Bytes::from(streamed());
+    let world = world(0, 1);
+    let mut turn = world.open_bytes(Endpoint::Chat, &TASK, body.clone());
+    drop(turn.start());
+    turn.listen();
+    turn.chunk(ROLE);
+    assert!(!body.is_unique(), "it may have to be sent again");
+    turn.chunk(WORD);
+    assert!(body.is_unique());
+    turn.gone();
+    world.settled();
+}
+
+#[test]
 fn a_stream_cut_at_any_byte_gives_the_client_the_same() {
     let whole = [ROLE, WORD, WORD, USAGE, DONE].concat();
     let wanted = [ROLE, WORD, WORD, DONE].concat();

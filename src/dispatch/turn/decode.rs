@@ -134,7 +134,7 @@ impl Dispatch {
         }
         // What cannot be read is passed on as it comes.
         let headers = self.answer_headers(&decoding.turn, headers);
-        self.state = State::Relaying(Relaying {
+        self.relays(Relaying {
             turn: decoding.turn,
             reader: None,
             pieces: 0,

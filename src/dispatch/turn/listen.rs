@@ -61,7 +61,7 @@ impl Dispatch {
             effective: None,
         };
         relaying.hear(now);
-        self.state = State::Relaying(relaying);
+        self.relays(relaying);
         Action::Relay {
             status,
             headers,
