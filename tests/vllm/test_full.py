@@ -1,4 +1,4 @@
-"""A decoder with little memory: who does not fit waits outside of the engine, and nobody loses KV for it."""
+"""A decoder with little memory, where idle conversations keep what they have: who does not fit waits outside of the engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LARGE, SMALL = 1100, 600
 
 @pytest.fixture
 def door(forge: Forge, small: Small, tmp_path: Path) -> Iterator[Door]:
-    with door_over(forge, tmp_path / "door.log", decoders=[small.name], queue_timeout_s=2) as made:
+    kept = {"evict_idle": False, "tail_waits": True}
+    with door_over(forge, tmp_path / "door.log", decoders=[small.name], queue_timeout_s=2, **kept) as made:
         yield made
 
 

@@ -73,6 +73,7 @@ def up(empty_forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                     break
             else:
                 raise AssertionError(said)
+            watchdog.cancel()
             made = Up(serves[1], {}, empty_forge["talker"])
             for row in made.fleet()["workers"]:
                 made.workers[row["name"]] = Worker(row["url"], "demo", empty_forge["talker"].process, {})
