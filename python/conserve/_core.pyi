@@ -1021,6 +1021,16 @@ class _ConversationColumns(TypedDict):
     admitted_s: list[float]
     done_s: list[float]
     ttfet_s: list[float]
+    ttfet_tool_s: list[float]
+    ttfet_network_s: list[float]
+    ttfet_slept_s: list[float]
+    ttfet_line_s: list[float]
+    ttfet_engine_queue_s: list[float]
+    ttfet_compute_s: list[float]
+    ttfet_handoff_wait_s: list[float]
+    ttfet_transfer_s: list[float]
+    ttfet_decoder_queue_s: list[float]
+    ttfet_decode_s: list[float]
     tool_s: list[float]
     turns_done: list[int]
     handoffs: list[int]
@@ -1097,6 +1107,11 @@ class SimResult:
         """The conversations, by column.
 
         `ttfet_s` counts from arrival to the first token of the first visible turn, tool time included, which is `tool_s`.
+        What it was spent on is in `ttfet_tool_s` to `ttfet_decode_s`, which add up to it: tools; the way from the client;
+        asleep for a flip's work; the router's line; the queue of the engine that computes a prompt (or the backlog that a
+        flip sleeps for); computing, from a prompt's first chunk to its end, others' work beside it included, and again after
+        a preemption; waits for room on the decoder and a free link; the link; KV on the decoder and in no step yet; steps
+        that gave tokens.
         `status` is "finished", "unfinished", or the code of the router's refusal.
         """
     def engines(self) -> _EngineColumns:

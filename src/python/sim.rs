@@ -112,12 +112,19 @@ impl PySimResult {
         )
     }
 
-    /// The conversations, by column.
+    /// The conversations, by column. What `ttfet_s` was spent on is in `ttfet_tool_s` to `ttfet_decode_s`.
     fn conversations<'py>(&self, py: Python<'py>) -> Columns<'py> {
-        columns!(py, &self.0.conversations;
+        let rows = &self.0.conversations;
+        let made: Columns<'py> = columns!(py, rows;
             arrival_s, admitted_s, done_s, ttfet_s, tool_s, turns_done, handoffs, moves;
             "status" = |row: &ConversationRow| row.status
-        )
+        );
+        let made = made?;
+        for (at, part) in ConversationRow::PARTS.iter().enumerate() {
+            let seconds = PyList::new(py, rows.iter().map(|row| row.ttfet_parts_s[at]))?;
+            made.set_item(format!("ttfet_{part}_s"), seconds)?;
+        }
+        Ok(made)
     }
 
     /// The engines, by column. `window_joules` is NaN without an energy window.

@@ -23,6 +23,7 @@ use super::pool::Pool;
 use super::power::{Governor, Phase, Span};
 use super::record::EngineTally;
 use super::scenario::EngineSpec;
+use super::split::{Ledger, Part, Split};
 
 /// What a request asks of an engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,6 +51,8 @@ pub(super) struct Work {
     pub(super) computed: u32,
     pub(super) recomputed: u32,
     pub(super) preemptions: u32,
+    /// All of the time since it was submitted.
+    pub(super) spent: Split,
 }
 
 /// What an iteration brought to pass.
@@ -57,12 +60,11 @@ pub(super) struct Work {
 pub(super) enum Outcome {
     FirstToken {
         conversation: usize,
+        /// All of the time since it was submitted.
+        spent: Split,
     },
     /// The prompt is computed and its KV is held until it is handed over.
-    Prefilled {
-        conversation: usize,
-        work: Work,
-    },
+    Prefilled { conversation: usize, work: Work },
     Finished {
         conversation: usize,
         work: Work,
@@ -85,9 +87,32 @@ struct Request {
     mark: Option<usize>,
     gaps: Vec<f64>,
     last_token: Option<f64>,
+    ledger: Ledger,
+    /// Its whole prompt was handed over and is still here.
+    handed_over: bool,
 }
 
 impl Request {
+    /// It was in the queue until `now`.
+    fn queued_until(&mut self, now: f64) {
+        let part = if self.handed_over {
+            Part::DecoderQueue
+        } else {
+            Part::EngineQueue
+        };
+        self.ledger.spend(part, now);
+    }
+
+    /// It ran until `now`.
+    fn ran_until(&mut self, now: f64) {
+        let part = if self.handed_over || self.decodes() {
+            Part::Decode
+        } else {
+            Part::Compute
+        };
+        self.ledger.spend(part, now);
+    }
+
     /// Tokens to compute before the next one can be emitted.
     fn left(&self) -> u32 {
         self.job.prompt + self.generated - self.computed
@@ -195,6 +220,8 @@ impl Engine {
             mark: None,
             gaps: Vec::new(),
             last_token: job.emitted_at,
+            ledger: Ledger::new(now),
+            handed_over: job.received.is_some() && job.output > 0,
         };
         self.waiting.push_back(request);
         self.tally.queue_peak = self.tally.queue_peak.max(self.waiting());
@@ -311,19 +338,25 @@ impl Engine {
             request.last_token = Some(now);
             self.tally.generated_tokens += u64::from(steps);
         } else {
-            request.computed += tokens;
             request.work.computed += tokens;
             self.tally.prefill_tokens += u64::from(tokens);
-            if request.left() > 0 {
+            if tokens < request.left() {
+                request.computed += tokens;
                 self.pool.computed(conversation, request.computed);
                 return false;
             }
+            request.ran_until(now);
+            request.computed += tokens;
             if let Some((id, length)) = request.job.prefix {
                 self.pool.share(conversation, id, length);
             }
             if request.emits() {
                 if request.generated == 0 {
-                    outcomes.push(Outcome::FirstToken { conversation });
+                    let spent = request.ledger.spent();
+                    outcomes.push(Outcome::FirstToken {
+                        conversation,
+                        spent,
+                    });
                 } else if let Some(last) = request.last_token {
                     request.gaps.push(now - last);
                 }
@@ -335,6 +368,7 @@ impl Engine {
         }
         self.pool.computed(conversation, request.computed);
         if !request.emits() {
+            request.work.spent = request.ledger.spent();
             let work = request.work;
             outcomes.push(Outcome::Prefilled { conversation, work });
             return true;
@@ -344,6 +378,8 @@ impl Engine {
         }
         let from = request.mark.unwrap_or(mark);
         let gaps = self.log.stats(from, std::mem::take(&mut request.gaps));
+        request.ledger.spend(Part::Decode, now);
+        request.work.spent = request.ledger.spent();
         let work = request.work;
         outcomes.push(Outcome::Finished {
             conversation,

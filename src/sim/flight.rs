@@ -1,6 +1,7 @@
 //! Where one conversation is in the simulation.
 
 use super::record::{ConversationRow, TurnRow};
+use super::split::{Ledger, Split};
 use crate::router::{Ticket, Turn};
 
 /// What its turn waits for.
@@ -48,6 +49,9 @@ pub(super) struct Flight {
     pub(super) emitted_at: Option<f64>,
     /// Tokens of the history that were computed somewhere.
     pub(super) history: u32,
+    /// What the time since its arrival was spent on, and what it was up to the first token of the turn at hand.
+    pub(super) ledger: Ledger,
+    pub(super) until_first: Split,
 }
 
 impl Flight {
@@ -65,6 +69,7 @@ impl Flight {
                 done_s: none,
                 ttfet_s: none,
                 tool_s: 0.0,
+                ttfet_parts_s: [none; ConversationRow::PARTS.len()],
                 status: "unfinished",
                 turns_done: 0,
                 handoffs: 0,
@@ -77,6 +82,8 @@ impl Flight {
             computing_since: none,
             emitted_at: None,
             history: 0,
+            ledger: Ledger::default(),
+            until_first: Split::default(),
         }
     }
 }

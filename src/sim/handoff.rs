@@ -8,6 +8,7 @@ use super::engine::{Job, Work};
 use super::events::What;
 use super::flight::Stage;
 use super::scenario::FirstToken;
+use super::split::Part;
 use super::world::World;
 use crate::units::Tokens;
 
@@ -47,12 +48,14 @@ impl World<'_> {
         // What is held now may have been counted on by the steps under way.
         self.touch(from);
         self.touch(prefiller);
+        let wait = self.links.backlog(from, prefiller, now);
         // Nothing is computed meanwhile that could hide the transfer.
         let end = self.links.send(from, prefiller, bytes, now, now);
         self.counters.fetches += 1;
         let flight = &mut self.flights[conversation];
         flight.row.transferred_tokens += there - found;
         flight.row.transfer_s += end - now;
+        flight.ledger.spend(Part::HandoffWait, now + wait);
         flight.stage = Stage::Fetch { prefiller, from };
         flight.history = flight.history.max(there);
         self.fetched[conversation] = there;
@@ -64,6 +67,9 @@ impl World<'_> {
         let Stage::Fetch { prefiller, from } = self.flights[conversation].stage else {
             return;
         };
+        self.flights[conversation]
+            .ledger
+            .spend(Part::Transfer, self.now);
         self.engines[from]
             .books(self.now)
             .idle(conversation, self.now);
@@ -104,6 +110,7 @@ impl World<'_> {
         let attempt = flight.attempt;
         if emits {
             flight.emitted_at = Some(now);
+            flight.until_first = flight.ledger.spent();
             flight.row.first_token_s = now;
         }
         if let Some(turn) = flight.running.as_mut() {
@@ -153,6 +160,9 @@ impl World<'_> {
             return false;
         }
         let Some(prefiller) = prefiller else {
+            self.flights[conversation]
+                .ledger
+                .spend(Part::HandoffWait, now);
             self.arrived(conversation);
             return true;
         };
@@ -174,6 +184,7 @@ impl World<'_> {
         flight.row.handoff_wait_s += now - flight.row.prefill_end_s + wait;
         flight.row.transfer_s += end - now - wait;
         flight.row.transferred_tokens += moved;
+        flight.ledger.spend(Part::HandoffWait, now + wait);
         flight.stage = Stage::Moving { prefiller };
         self.events.push(end, What::TransferEnd(conversation));
         true
@@ -188,6 +199,7 @@ impl World<'_> {
         let flight = &mut self.flights[conversation];
         flight.conversation.handoffs += 1;
         flight.row.transfer_end_s = self.now;
+        flight.ledger.spend(Part::Transfer, self.now);
         flight.row.prefiller = Some(prefiller);
         self.arrived(conversation);
     }
@@ -251,6 +263,7 @@ impl World<'_> {
         self.counters.abandoned_handoffs += 1;
         let flight = &mut self.flights[conversation];
         flight.row.handoff_wait_s += self.now - flight.row.prefill_end_s;
+        flight.ledger.spend(Part::HandoffWait, self.now);
         flight.stage = Stage::Run;
         let job = Job {
             emitted_at: flight.emitted_at,

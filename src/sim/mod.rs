@@ -36,6 +36,7 @@ mod preset;
 mod ranges;
 mod record;
 mod scenario;
+mod split;
 mod splitmix;
 #[cfg(test)]
 mod tests;

@@ -107,11 +107,29 @@ pub struct ConversationRow {
     pub ttfet_s: f64,
     /// Tool time before that turn.
     pub tool_s: f64,
+    /// What `ttfet_s` was spent on, in the order of [`ConversationRow::PARTS`]: they add up to it. NaN without it.
+    pub ttfet_parts_s: [f64; Self::PARTS.len()],
     /// `"finished"`, `"unfinished"`, or the code of the router's refusal.
     pub status: &'static str,
     pub turns_done: usize,
     pub handoffs: u32,
     pub moves: u32,
+}
+
+impl ConversationRow {
+    /// What the parts of the time to the first answer are called.
+    pub const PARTS: [&'static str; 10] = [
+        "tool",
+        "network",
+        "slept",
+        "line",
+        "engine_queue",
+        "compute",
+        "handoff_wait",
+        "transfer",
+        "decoder_queue",
+        "decode",
+    ];
 }
 
 /// One engine.

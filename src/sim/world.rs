@@ -22,6 +22,7 @@ use super::misroute::Declared;
 use super::oracle::Truth;
 use super::record::{Counters, EventRow, SimResult, TurnRow};
 use super::scenario::{Scenario, ScenarioError};
+use super::split::{Ledger, Part};
 use super::workload::Workload;
 use crate::router::Router;
 use crate::sync::Counter;
@@ -117,14 +118,19 @@ impl World<'_> {
     fn happen(&mut self, what: What) {
         match what {
             What::Arrive(at) => {
-                let flight = &mut self.flights[at].conversation;
-                if flight.arrival_s.is_nan() {
-                    flight.arrival_s = self.now;
+                let flight = &mut self.flights[at];
+                if flight.conversation.arrival_s.is_nan() {
+                    flight.conversation.arrival_s = self.now;
+                    flight.ledger = Ledger::new(self.now);
                 }
+                flight.ledger.spend(Part::Tool, self.now);
                 self.send(at);
             }
             What::Ready(at) => self.reach_router(at),
-            What::Slept(at) => self.begin(at),
+            What::Slept(at) => {
+                self.flights[at].ledger.spend(Part::Slept, self.now);
+                self.begin(at);
+            }
             What::StepEnd { engine, epoch } => {
                 if self.engines[engine].epoch == epoch {
                     self.step_ended(engine);

@@ -28,6 +28,7 @@ from conserve.sim.compare import (
     compare,
     split_names,
 )
+from conserve.sim.split import PARTS
 from conserve.sim.stats import Interval
 from conserve.sim.workload import WORKLOADS, traces_dir
 
@@ -111,7 +112,27 @@ def _tables(plan: Plan, outcomes: list[Outcome], width: int) -> list[Table]:
         Column("recomputed", [f"{one.recomputed_share:.1%}" for one in outcomes]),
         Column("unstable", [f"{one.unstable}/{plan.seeds}" for one in outcomes]),
     )
-    return fitted([Column("policy", [one.policy for one in outcomes])], columns, width=width, title=title)
+    policies = [one.policy for one in outcomes]
+    return [
+        *fitted([Column("policy", policies)], columns, width=width, title=title),
+        *_where_it_goes(outcomes, width),
+    ]
+
+
+def _where_it_goes(outcomes: list[Outcome], width: int) -> list[Table]:
+    """What the time to the first answer was spent on: all conversations, and the slowest."""
+    rows = [
+        row
+        for one in outcomes
+        for row in ((one.policy, one.ttfet_parts_s), ("  from p95 on", one.ttfet_tail_parts_s))
+    ]
+    columns = [
+        Column(part.replace("_", " "), [_number(parts[part]) for _, parts in rows])
+        for part in PARTS
+        if any(parts[part].mean > 0 for _, parts in rows)
+    ]
+    head = Column("policy", [name for name, _ in rows])
+    return fitted([head], columns, width=width, title="where TTFET goes, mean s") if columns else []
 
 
 def _number(interval: Interval) -> str:

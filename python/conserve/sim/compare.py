@@ -13,11 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from conserve._core import policies
 from conserve.errors import ConfigError
 from conserve.policies import POLICIES
 
 from .run import columns, joules, simulate
+from .split import PARTS, Split, parts_of, split
 from .stats import Interval, mean_interval, paired_change, percentile
 from .workload import conversations, poisson
 
@@ -168,6 +171,10 @@ class Outcome:
     """Seeds whose backlog grew while conversations arrived, or that did not finish."""
     ttfet_p95_change: Interval
     """Against the first policy, in percent, over the seeds in which both were stable."""
+    ttfet_parts_s: dict[str, Interval]
+    """What the time to the first answer was spent on, by `conserve.sim.split.PARTS`: they add up to its mean."""
+    ttfet_tail_parts_s: dict[str, Interval]
+    """The same of the conversations at or above the 95th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +188,7 @@ class _Run:
     handoffs: float
     recomputed: int
     computed: int
+    split: Split
 
 
 def compare(plan: Plan, *, done: Callable[[int, int], None] | None = None) -> list[Outcome]:
@@ -228,6 +236,7 @@ def _read(result: SimResult) -> _Run:
         handoffs=counters["handoffs"] / len(told["ttfet_s"]),
         recomputed=sum(engines["recomputed_tokens"]),
         computed=sum(engines["prefill_tokens"]),
+        split=split(parts_of(result), np.asarray(told["ttfet_s"])),
     )
 
 
@@ -250,6 +259,8 @@ def _outcome(plan: Plan, policy: str, runs: dict[tuple[str, int], _Run]) -> Outc
         ttfet_p95_change=paired_change(
             [run.ttfet_p95_s for run, _ in pairs], [run.ttfet_p95_s for _, run in pairs]
         ),
+        ttfet_parts_s={part: _mean(run.split.mean[part] for run in stable) for part in PARTS},
+        ttfet_tail_parts_s={part: _mean(run.split.tail[part] for run in stable) for part in PARTS},
     )
 
 

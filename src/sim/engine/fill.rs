@@ -20,6 +20,8 @@ impl Engine {
         let Some(request) = self.waiting.iter_mut().rev().find(holds) else {
             return false;
         };
+        request.queued_until(now);
+        request.handed_over = false;
         request.job.known = request.job.known.max(request.computed);
         request.job.received = None;
         request.computed = 0;
@@ -71,6 +73,8 @@ impl Engine {
         let Some(mut request) = self.running.pop() else {
             return;
         };
+        request.ran_until(now);
+        request.handed_over = false;
         if let Some(mark) = request.mark.take() {
             request.gaps.extend(self.log.since(mark));
         }
@@ -238,6 +242,7 @@ impl Engine {
             return None;
         }
         let request = &mut self.waiting[at];
+        request.queued_until(now);
         request.computed = found;
         if !request.started {
             request.started = true;

@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 
 use super::super::Outcome;
+use super::split::adds_up;
 use super::support::{Draw, agents, close, numbers, run_seeded};
 
 const SCENARIOS: u64 = 300;
@@ -56,7 +57,7 @@ impl Draw {
     }
 
     /// From `low` to `high`, evenly in the logarithm.
-    fn scale(&mut self, low: f64, high: f64) -> f64 {
+    pub(super) fn scale(&mut self, low: f64, high: f64) -> f64 {
         low * (high / low).powf(self.unit())
     }
 }
@@ -180,7 +181,7 @@ fn router(draw: &mut Draw) -> String {
     router.end()
 }
 
-fn scenario(draw: &mut Draw) -> String {
+pub(super) fn scenario(draw: &mut Draw) -> String {
     let policy = draw.one(&POLICIES);
     let mut scenario = Object::new();
     scenario.put("engines", engines(draw, policy));
@@ -243,6 +244,7 @@ fn both_ways(seed: u64) {
     });
     let about = format!("seed {seed}, first event that differs: {apart:?}");
     assert_eq!(fast.diagnosis.outcome, slow.diagnosis.outcome, "{about}");
+    adds_up(&fast, &about);
     let (fast, slow) = (numbers(&fast), numbers(&slow));
     assert_eq!(fast.len(), slow.len(), "{about}");
     for (at, (fast, slow)) in fast.into_iter().zip(slow).enumerate() {

@@ -13,6 +13,7 @@ mod refusals;
 mod relations;
 mod remote;
 mod roles;
+mod split;
 mod stuck;
 mod support;
 mod watts;

@@ -99,6 +99,10 @@ pub(super) fn numbers(result: &SimResult) -> Vec<f64> {
         ];
         all.extend(counts.map(f64::from));
     }
+    for row in &result.conversations {
+        all.push(row.ttfet_s);
+        all.extend(row.ttfet_parts_s);
+    }
     for row in &result.engines {
         all.extend(row.joules);
         all.extend(row.seconds);

@@ -16,7 +16,14 @@ impl World<'_> {
         self.engines[engine].finish(self.now, &mut outcomes);
         for outcome in outcomes {
             match outcome {
-                Outcome::FirstToken { conversation } => self.first_token(conversation),
+                Outcome::FirstToken {
+                    conversation,
+                    spent,
+                } => {
+                    let flight = &mut self.flights[conversation];
+                    flight.until_first = flight.ledger.spent() + spent;
+                    self.first_token(conversation);
+                }
                 Outcome::Prefilled { conversation, work } => {
                     self.note_work(conversation, &work);
                     self.prefilled(conversation, &work);
@@ -46,7 +53,9 @@ impl World<'_> {
 
     /// What an engine did for the turn at hand.
     fn note_work(&mut self, conversation: usize, work: &Work) {
-        let row = &mut self.flights[conversation].row;
+        let flight = &mut self.flights[conversation];
+        flight.ledger.take_over(work.spent, self.now);
+        let row = &mut flight.row;
         if row.prefill_start_s.is_nan() {
             let queued_since = row.admitted_s;
             row.prefill_start_s = work.started_s;
@@ -88,6 +97,7 @@ impl World<'_> {
         }
         if spec.visible && flight.conversation.ttfet_s.is_nan() {
             flight.conversation.ttfet_s = row.first_token_s - flight.conversation.arrival_s;
+            flight.conversation.ttfet_parts_s = flight.until_first.0;
         }
         flight.home = Some(flight.decoder);
         flight.history = spec.prompt + flight.output - 1;

@@ -10,6 +10,7 @@ use super::super::flight::Stage;
 use super::super::flip;
 use super::super::record::TurnRow;
 use super::super::scenario::{KvReservation, PdCoupling};
+use super::super::split::Part;
 use super::super::workload::TurnSpec;
 use super::World;
 use crate::error::Rejected;
@@ -54,6 +55,9 @@ impl World<'_> {
 
     pub(super) fn reach_router(&mut self, conversation: usize) {
         let spec = self.spec(conversation);
+        self.flights[conversation]
+            .ledger
+            .spend(Part::Network, self.now);
         if spec.resets {
             for engine in 0..self.engines.len() {
                 let pool = self.engines[engine].books(self.now);
@@ -69,8 +73,10 @@ impl World<'_> {
                 declared.declare(self.keys[conversation]);
                 return self.begin(conversation);
             }
-            let sleeps = self.flip(&spec);
-            self.flights[conversation].row.slept_s = sleeps;
+            let (wait, work) = self.flip(&spec);
+            let (sleeps, flight) = (wait + work, &mut self.flights[conversation]);
+            flight.row.slept_s = sleeps;
+            flight.ledger.spend(Part::EngineQueue, self.now + wait);
             self.events
                 .push(self.now + sleeps, What::Slept(conversation));
         } else {
@@ -78,14 +84,14 @@ impl World<'_> {
         }
     }
 
-    /// How long the paper's method lets a mispredicted turn sleep.
-    fn flip(&mut self, spec: &TurnSpec) -> f64 {
+    /// How long the paper's method lets a mispredicted turn sleep: for the recorded backlog, and for its own work.
+    fn flip(&mut self, spec: &TurnSpec) -> (f64, f64) {
         let Some(flip) = &self.scenario.flip else {
-            return 0.0;
+            return (0.0, 0.0);
         };
         let work = flip::work_s(spec);
         let wait = flip::wait_s(flip, &mut self.pushed_s, self.now, work.blocks_s);
-        wait + work.total_s
+        (wait, work.total_s)
     }
 
     /// What the router is told of prompt and answer.
@@ -187,6 +193,7 @@ impl World<'_> {
             flight.conversation.admitted_s = self.now;
         }
         flight.row.admitted_s = self.now;
+        flight.ledger.spend(Part::Line, self.now);
         flight.row.line_s = self.now - flight.row.ready_s - flight.row.slept_s;
         flight.row.decoder = Some(decoder);
         flight.row.moved = flight.home.is_some_and(|home| home != decoder);

@@ -28,7 +28,15 @@ Cell = dict[str, object]
 Values = dict[str, float]
 """What came out; NaN: there is no such number."""
 
-_RESULTS_DEPEND_ON: Final = ("run.py", "paper/alone.py", "paper/full.py", "paper/mode.py", "workload", "data")
+_RESULTS_DEPEND_ON: Final = (
+    "run.py",
+    "split.py",
+    "paper/alone.py",
+    "paper/full.py",
+    "paper/mode.py",
+    "workload",
+    "data",
+)
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from conserve.sim.stats import Interval, convexity, mean_interval
 
+from .causes import causes
 from .claims import CLAIMS, ERROR_RATES, RATES, Claim, judge, judge_line
 from .mode import SYSTEMS, Setting, paper_conversations
 from .results import Json, Sample, plain, sample
@@ -192,6 +193,10 @@ class Experiments:
                     }
                 )
         return rows
+
+    def causes(self, store: Store) -> list[Json]:
+        """Where the headline of p95 TTFET comes from."""
+        return causes(self._sample(store, "strict"), self._sample(store, "ampd-paper"))
 
     def by_kv_read(self, store: Store) -> list[Json]:
         """The headlines for what decoders read of a shared prefix."""

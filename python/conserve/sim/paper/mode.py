@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from conserve.sim.run import columns, joules, simulate
+from conserve.sim.split import PARTS, parts_of, split
 from conserve.sim.workload import Conversation, poisson
 from conserve.sim.workload.load import read_length_table
 
@@ -52,6 +53,7 @@ TURNS: Final = 5
 IDLE_W: Final = 75.0
 NET_S_PER_TOKEN: Final = 0.985e-6
 NET_S: Final = 5.27e-3
+_ROUND_TRIP_S: Final = 1e-3
 SLO: Final = 5.0
 _WRONG_STREAM: Final = 0x3A17
 _ORDER_STREAM: Final = 0x0D3A
@@ -220,7 +222,7 @@ def _scenario(setting: Setting, record: _Record) -> dict[str, object]:
         "policy": {"name": _policy(setting)},
         "router": _ROUTER if setting.is_on("d") else GATE,
         "kv_reservation": "oracle_peak" if setting.is_on("d") else "occupancy",
-        "round_trip_s": 0.0 if replayed else 1e-3,
+        "round_trip_s": 0.0 if replayed else _ROUND_TRIP_S,
     }
     if setting.system == "disaggregated":
         # Each turn sends its whole history through the prefiller, which keeps nothing: there is no KV to reserve.
@@ -271,7 +273,7 @@ def _measures(
     count = len(tasks)
     told, turns = result.conversations(), _by_turn(result, count, _TURN_COLUMNS)
     single = _alone(count).reordered(_order(count, setting.seed))
-    left_out, added = _corrections(setting, record, tasks, turns)
+    left_out, added, by_part = _corrections(setting, record, tasks, turns)
     came = np.asarray(told["arrival_s"])
     correction = added - left_out
     ttfet_s = np.asarray(told["ttfet_s"]) + correction
@@ -283,6 +285,8 @@ def _measures(
     tokens = _tokens(setting, tasks)
     diagnosis = result.diagnosis()
     finished = diagnosis["outcome"] == "finished"
+    parts = {part: (seconds + by_part[part]) / single.ttfet_s for part, seconds in parts_of(result).items()}
+    spent = split(parts, ttfet)
     return {
         "ttfet_p95_s": _tail(ttfet_s),
         "ttfet_p95_x": _tail(ttfet),
@@ -304,6 +308,8 @@ def _measures(
         "end_s": result.end_s,
         "finished": float(finished),
         "unstable": float(diagnosis["unstable"]),
+        **{f"ttfet_mean_{part}_x": spent.mean[part] for part in PARTS},
+        **{f"ttfet_tail_{part}_x": spent.tail[part] for part in PARTS},
     }
 
 
@@ -326,21 +332,32 @@ def _missed(times_x: Floats) -> float:
 
 def _corrections(
     setting: Setting, record: _Record, tasks: list[Conversation], turns: Mapping[str, Floats]
-) -> tuple[Floats, Floats]:
-    """Seconds to leave out of the time to the answer, and to add to it."""
+) -> tuple[Floats, Floats, dict[str, Floats]]:
+    """Seconds to leave out of the time to the answer, to add to it, and what both together change of each part of it."""
     nothing = np.zeros(len(tasks))
     left_out, added = nothing, nothing
+    by_part = dict.fromkeys(PARTS, nothing)
     if setting.is_on("c"):
         left_out = turns["line_s"][:, 0]
+        # The way to the router counts as the line there.
+        by_part["network"] = nothing - (0.0 if setting.is_on("e") else _ROUND_TRIP_S)
+        by_part["line"] = -left_out - by_part["network"]
         if _is_split(setting) and not setting.is_on("e"):
             left_out = left_out + turns["engine_queue_s"][:, 0] + turns["handoff_wait_s"][:, 0]
+            by_part["engine_queue"] = -turns["engine_queue_s"][:, 0]
+            by_part["handoff_wait"] = -turns["handoff_wait_s"][:, 0]
     if _is_split(setting) and setting.is_on("e"):
         prompts = np.array([task.turns[0].prompt_tokens for task in tasks], dtype=np.float64)
         began = record.began_s if setting.is_on("c") else record.sent_s
         added = record.ended_s - began + NET_S_PER_TOKEN * prompts + NET_S
+        by_part["compute"] = record.ended_s - record.began_s
+        by_part["transfer"] = NET_S_PER_TOKEN * prompts + NET_S
+        by_part["engine_queue"] = record.began_s - began
         if setting.system == "ampd-paper":
-            added = added + _pushed(record, tasks, turns)
-    return left_out, added
+            pushed = _pushed(record, tasks, turns)
+            added = added + pushed
+            by_part["engine_queue"] = by_part["engine_queue"] + pushed
+    return left_out, added, by_part
 
 
 def _pushed(record: _Record, tasks: list[Conversation], turns: Mapping[str, Floats]) -> Floats:

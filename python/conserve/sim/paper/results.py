@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from .cells import Cell, Store, Values
 
-__all__ = ["Json", "Sample", "interval_of", "plain", "sample"]
+__all__ = ["Json", "Sample", "interval_of", "plain", "sample", "strict_mean"]
 
 Json = dict[str, Any]
 """A part of the results file."""
@@ -31,7 +31,7 @@ class Sample:
 
     def mean(self, name: str) -> Interval:
         """Their mean; NaN as soon as one seed has no such number."""
-        return _strict_mean(self.all(name))
+        return strict_mean(self.all(name))
 
     def change(self, base: Sample, name: str) -> Interval:
         """Change against `base` in percent, seed by seed."""
@@ -46,7 +46,8 @@ class Sample:
         return sum(1 for run in self.runs if run["unstable"])
 
 
-def _strict_mean(values: Sequence[float]) -> Interval:
+def strict_mean(values: Sequence[float]) -> Interval:
+    """Their mean; NaN as soon as one is."""
     if any(math.isnan(value) for value in values):
         return Interval(math.nan, -math.inf, math.inf, 0)
     return mean_interval(values)

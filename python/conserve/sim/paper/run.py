@@ -146,11 +146,13 @@ def gather(plan: Plan, store: Store) -> Json:
     if "claims" in plan.parts:
         of = plan.experiments
         results["claims"] = of.claims(store)
+        results["causes"] = of.causes(store)
         results["lines"] = of.lines(store)
         results["by_kv_read"] = of.by_kv_read(store)
         results["by_watts"] = of.by_watts(store)
     if "waterfall" in plan.parts:
         results["waterfall"] = plan.waterfall.steps(store)
+        results["causes_off"] = plan.waterfall.causes(store)
     if "errors" in plan.parts:
         results["errors"] = plan.misled.gather(store)
     if "full" in plan.parts:

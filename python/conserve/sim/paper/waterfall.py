@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from .causes import causes
 from .experiments import SATURATED_PER_S, cell_of
-from .mode import Setting
+from .mode import SWITCHES, Setting
 from .results import Json, Sample, plain, sample
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ class Waterfall:
             }
             for order in ORDERS
         ]
+
+    def causes(self, store: Store) -> list[Json]:
+        """Where the difference comes from once all switches are off."""
+        ours, base, _ = (self._sample(store, system, SWITCHES) for system in _SYSTEMS)
+        return causes(ours, base)
 
     def _step(self, store: Store, off: str) -> Json:
         ours, base, fair = (self._sample(store, system, off) for system in _SYSTEMS)
