@@ -18,8 +18,14 @@ LARGE, SMALL = 1100, 600
 
 @pytest.fixture
 def door(forge: Forge, small: Small, tmp_path: Path) -> Iterator[Door]:
-    kept = {"evict_idle": False, "tail_waits": True}
-    with door_over(forge, tmp_path / "door.log", decoders=[small.name], queue_timeout_s=2, **kept) as made:
+    with door_over(
+        forge,
+        tmp_path / "door.log",
+        decoders=[small.name],
+        queue_timeout_s=2,
+        evict_idle=False,
+        tail_waits=True,
+    ) as made:
         yield made
 
 
