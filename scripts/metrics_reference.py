@@ -23,7 +23,7 @@ _MANY: Final = 4
 _TURNS: Final = {
     "first": "a conversation's first turn",
     "pinned": "a later one, on its decoder",
-    "relocated": "one that was placed again because its decoder is gone",
+    "relocated": "one that was placed again: its decoder is gone, or most of its prompt was not there",
 }
 _FREE: Final[Mapping[str, str]] = {
     "worker": "its name in the settings or the fleet file",

@@ -196,7 +196,7 @@ class Router:
 
     The first turn of a conversation is placed: a prefiller (least queued tokens for its speed) and a decoder (most
     free KV blocks). Later turns run there while their KV does. Nothing is predicted: placement and admission read only
-    prompt sizes, queued tokens and booked blocks.
+    what was observed: prompt sizes, queued tokens, speeds, booked blocks, and what lies where.
 
     Options:
         policy: the placement rule; "strict" is the paper's, one pin and one handoff for each conversation; see the guide
@@ -404,8 +404,8 @@ class Turn:
 class Route:
     """Where a turn runs, and why.
 
-    On a first turn with `handoff`, send the prompt to `prefiller` and hand its KV to `decoder`; otherwise send the
-    turn straight to `decoder`.
+    With `handoff`, on a first turn or one that is placed again, send the prompt to `prefiller` and hand its KV to
+    `decoder`; otherwise send the turn straight to `decoder`.
     """
 
     @property

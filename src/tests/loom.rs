@@ -214,9 +214,13 @@ fn loom_closing_beats_or_follows_a_settlement_and_never_both() {
 // The whole router, two calls at once.
 
 fn router(capacity: u64) -> StdArc<Router> {
+    over(capacity, Config::default())
+}
+
+fn over(capacity: u64, config: Config) -> StdArc<Router> {
     let router = Router::new(Config {
         low_watermark: 1.0,
-        ..Config::default()
+        ..config
     })
     .unwrap();
     let spec = WorkerSpec::new("http://d0", Role::Decoder).with_kv_blocks(blocks(capacity));
@@ -385,7 +389,11 @@ fn loom_two_turns_of_one_conversation_settle_to_what_the_last_one_knows() {
 #[test]
 fn loom_a_ticket_given_up_while_it_is_granted_leaves_nothing() {
     model(|| {
-        let router = router(10);
+        let keeps = Config {
+            evict_idle: false,
+            ..Config::default()
+        };
+        let router = over(10, keeps);
         finish(started(&router, 1, 10));
         let ticket = match begin(&router, 2, 10, true) {
             Ok(Begin::Waiting(ticket)) => ticket,
