@@ -112,7 +112,9 @@ impl PySimResult {
         )
     }
 
-    /// The conversations, by column. What `ttfet_s` was spent on is in `ttfet_tool_s` to `ttfet_decode_s`.
+    /// The conversations, by column.
+    ///
+    /// What `ttfet_s` was spent on is in `ttfet_tool_s` to `ttfet_decode_s`.
     fn conversations<'py>(&self, py: Python<'py>) -> Columns<'py> {
         let rows = &self.0.conversations;
         let made: Columns<'py> = columns!(py, rows;
