@@ -19,6 +19,8 @@ from .results import Json, interval_of
 from .trials import BASE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conserve.sim.stats import Interval
 
 __all__ = ["FIGURES", "TITLE", "report"]
@@ -151,7 +153,7 @@ def _causes(rows: list[Json]) -> Table:
             (
                 names[row["part"]],
                 *(_number(interval_of(row[name]).mean) for name in ("ours", "base")),
-                _difference(interval_of(row["difference"])),
+                _interval(interval_of(row["difference"]), _hundredths),
                 *(_number(interval_of(row[name]).mean) for name in ("ours_mean", "base_mean")),
             )
             for row in rows
@@ -168,14 +170,6 @@ def _main_cause(rows: list[Json]) -> str:
     # What goes the other way is no cause of it.
     part = max(differences, key=lambda name: differences[name] * math.copysign(1, whole))
     return f"The largest part of the difference of {_hundredths(whole)} x is: {PARTS[part]}, {_hundredths(differences[part])} x."
-
-
-def _difference(of: Interval) -> str:
-    if math.isnan(of.mean):
-        return "—"
-    if math.isinf(of.high):
-        return _hundredths(of.mean)
-    return f"{_hundredths(of.mean)} [{_hundredths(of.low)}, {_hundredths(of.high)}]"
 
 
 def _hundredths(value: float) -> str:
@@ -543,12 +537,12 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _interval(of: Interval) -> str:
+def _interval(of: Interval, number: Callable[[float], str] = _number) -> str:
     if math.isnan(of.mean):
         return "—"
     if math.isinf(of.high):
-        return _number(of.mean)
-    return f"{_number(of.mean)} [{_number(of.low)}, {_number(of.high)}]"
+        return number(of.mean)
+    return f"{number(of.mean)} [{number(of.low)}, {number(of.high)}]"
 
 
 def _percent(of: Interval, *, strong: bool = False) -> str:
