@@ -23,6 +23,9 @@ CONVERSATION_KEYS = {
     *("ttfet_s", "prompt_tokens", "recomputed_tokens", "text_sha256"),
 }
 DEMO = (sys.executable, "-P", "-m", "conserve.cli", "demo")
+needs_pidfd = pytest.mark.skipif(
+    sys.platform != "linux", reason="needs os.pidfd_open: it waits on processes that are not its children"
+)
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -146,7 +149,7 @@ def test_modules_of_the_users_directory_are_not_imported(tmp_path: Path) -> None
     assert_promises(run_demo(tmp_path, *small, timeout_s=150), conversations=2, turns=2)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="waits on processes that are not its children")
+@needs_pidfd
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
 )
@@ -176,7 +179,7 @@ def test_demo_that_is_stopped_leaves_no_process(tmp_path: Path, number: signal.S
         )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="waits on processes that are not its children")
+@needs_pidfd
 def test_demo_whose_terminal_closes_leaves_no_process(tmp_path: Path) -> None:
     argv = [*DEMO, "--model", "random", "--conversations", "4", "--turns", "6", "--max-tokens", "400"]
     ours, terminal = pty.openpty()
