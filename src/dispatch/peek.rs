@@ -70,9 +70,10 @@ pub(crate) enum Name {
     Metadata,
     VllmXargs,
     KvTransferParams,
+    EcTransferParams,
 }
 
-const NAMES: [(Name, &str); 15] = [
+const NAMES: [(Name, &str); 16] = [
     (Name::Model, "model"),
     (Name::Messages, "messages"),
     (Name::Prompt, "prompt"),
@@ -88,7 +89,11 @@ const NAMES: [(Name, &str); 15] = [
     (Name::Metadata, "metadata"),
     (Name::VllmXargs, "vllm_xargs"),
     (Name::KvTransferParams, "kv_transfer_params"),
+    (Name::EcTransferParams, "ec_transfer_params"),
 ];
+
+/// What tells an engine whence to take what others computed, and whither to give it: never a client's.
+pub(crate) const TRANSFERS: [Name; 2] = [Name::KvTransferParams, Name::EcTransferParams];
 
 impl Name {
     pub(crate) fn text(self) -> &'static str {

@@ -65,6 +65,16 @@ BODIES: dict[str, tuple[bytes, str, str | None]] = {
         "unsupported_field",
         "vllm_xargs.kv_transfer_params",
     ),
+    "parameters for encodings of images": (
+        f'{{"model":"mock",{MESSAGES},"ec_transfer_params":{{"hash":{{"peer_host":"x"}}}}}}'.encode(),
+        "unsupported_field",
+        "ec_transfer_params",
+    ),
+    "the same among arguments of the engine": (
+        f'{{"model":"mock",{MESSAGES},"vllm_xargs":{{"ec_transfer_params":"x"}}}}'.encode(),
+        "unsupported_field",
+        "vllm_xargs.ec_transfer_params",
+    ),
 }
 
 

@@ -26,7 +26,7 @@ pub(super) fn check_type(name: Name, kind: Kind) -> Result<(), Refusal> {
         Name::PreviousResponseId | Name::PromptCacheKey => {
             (&[Kind::String, Kind::Null], "a string")
         }
-        Name::KvTransferParams => return Ok(()),
+        Name::KvTransferParams | Name::EcTransferParams => return Ok(()),
     };
     if allowed.contains(&kind) {
         Ok(())
@@ -60,7 +60,8 @@ pub(super) fn duplicate(path: &str) -> Refusal {
 }
 
 pub(super) fn routers_own(path: &str) -> Refusal {
-    let message =
-        format!("{path} belongs to the router, which hands the KV over itself; leave it out");
+    let message = format!(
+        "{path} belongs to the router, which alone tells workers whom to fetch from; leave it out"
+    );
     Refusal::bad_request("unsupported_field", Some(path), message)
 }

@@ -3,7 +3,7 @@
 //! Leaves to others: what a body is before it is JSON (`peek`).
 
 use super::faults::{check_type, duplicate, missing, routers_own, wrong_type};
-use super::{Endpoint, Field, NAMES, Name, Peek, Size, StreamOptions};
+use super::{Endpoint, Field, NAMES, Name, Peek, Size, StreamOptions, TRANSFERS};
 use crate::dispatch::json::{Key, Kind, Malformed, Scanner, Span, Text};
 use crate::dispatch::refusal::Refusal;
 
@@ -187,17 +187,15 @@ impl<'a> Reader<'a> {
         Ok(id)
     }
 
-    /// vLLM takes handoff parameters from these too, and looks into them as if they were an object: anything else ends the engine.
+    /// vLLM takes transfer parameters from these too, and looks into them as if they were an object: anything else ends the engine.
     fn pass_extra_arguments(&mut self) -> Result<(), Refusal> {
         self.scanner.open(Kind::Object)?;
         let mut first = true;
         while let Some(key) = self.scanner.member(first)? {
             first = false;
-            if key
-                .text
-                .says(Name::KvTransferParams.text().as_bytes(), self.body)
-            {
-                return Err(routers_own("vllm_xargs.kv_transfer_params"));
+            let says = |name: &Name| key.text.says(name.text().as_bytes(), self.body);
+            if let Some(name) = TRANSFERS.into_iter().find(says) {
+                return Err(routers_own(&format!("vllm_xargs.{}", name.text())));
             }
             self.scanner.pass_value()?;
         }
@@ -263,8 +261,10 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn into_peek(self, endpoint: Endpoint) -> Result<Peek, Refusal> {
-        if self.fields[Name::KvTransferParams as usize].is_some() {
-            return Err(routers_own(Name::KvTransferParams.text()));
+        for name in TRANSFERS {
+            if self.fields[name as usize].is_some() {
+                return Err(routers_own(name.text()));
+            }
         }
         let model = self.strings[Name::Model as usize].ok_or_else(|| missing(Name::Model))?;
         if model.is_empty() {

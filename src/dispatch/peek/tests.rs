@@ -95,7 +95,11 @@ fn whatever_is_read_or_edited_may_occur_once() {
         let value = match name {
             Name::Messages => "[{}]",
             Name::Stream => "true",
-            Name::StreamOptions | Name::Metadata | Name::VllmXargs | Name::KvTransferParams => "{}",
+            Name::StreamOptions
+            | Name::Metadata
+            | Name::VllmXargs
+            | Name::KvTransferParams
+            | Name::EcTransferParams => "{}",
             Name::MaxTokens | Name::MaxCompletionTokens | Name::MinTokens | Name::N => "1",
             _ => "\"x\"",
         };
@@ -330,6 +334,13 @@ fn a_client_cannot_bring_its_own_handoff() {
         "unsupported_field",
         Some("kv_transfer_params"),
     );
+    let body = r#"{"model":"m","messages":[{}],"ec_transfer_params":{"h":{"peer_host":"x"}}}"#;
+    refused(
+        chat(body),
+        400,
+        "unsupported_field",
+        Some("ec_transfer_params"),
+    );
 }
 
 #[test]
@@ -346,6 +357,12 @@ fn nor_in_what_the_engine_takes_for_arguments_of_its_own() {
         let path = "vllm_xargs.kv_transfer_params";
         refused(with(arguments), 400, "unsupported_field", Some(path));
     }
+    refused(
+        with(r#"{"ec_transfer_params":"x"}"#),
+        400,
+        "unsupported_field",
+        Some("vllm_xargs.ec_transfer_params"),
+    );
     for arguments in ["null", "{}", r#"{"a":"kv_transfer_params","b":[1]}"#] {
         assert!(with(arguments).is_ok(), "{arguments}");
     }
