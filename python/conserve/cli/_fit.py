@@ -1,7 +1,9 @@
-"""Tables no wider than a terminal: columns that do not fit go to a further table."""
+"""Tables no wider than a terminal: columns that do not fit go to a further table. And how wide that is."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,9 +14,15 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "fitted"]
+__all__ = ["Column", "console", "fitted"]
 
 _UNBOUNDED: Final = Console(width=10_000)
+
+
+def console(*, piped_columns: int) -> Console:
+    """Where to print: as wide as the terminal is or COLUMNS says; without both, as in a pipe, so many columns."""
+    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console() if told else Console(width=piped_columns)
 
 
 @dataclass(frozen=True, slots=True)

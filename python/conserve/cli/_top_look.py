@@ -5,6 +5,7 @@ Promises: works against both doors and needs no GPU; whatever the door does not 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -15,12 +16,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-__all__ = ["Look", "TierRow", "UnreachableError", "View", "WorkerRow", "look", "quantile", "view"]
+__all__ = ["Bounds", "Look", "TierRow", "UnreachableError", "View", "WorkerRow", "look", "quantile", "view"]
 
 _Series: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
 _LINE: Final = re.compile(r'^(\w+)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})? (\S+)$', re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 _TIMEOUT_S: Final = 5.0
+# What a time is at least and at most, in seconds.
+Bounds: TypeAlias = tuple[float, float]
 
 
 class UnreachableError(Exception):
@@ -59,16 +62,16 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class TierRow:
-    """What the clients of one tier felt. Times are in seconds."""
+    """What the clients of one tier felt. Of times, which are in seconds, the bounds are known."""
 
     tier: str
     turns: int
-    ttft_p50_s: float | None
-    ttft_p95_s: float | None
-    ttfet_p50_s: float | None
-    ttfet_p95_s: float | None
-    wait_p95_s: float | None
-    tbt_p95_s: float | None
+    ttft_p50_s: Bounds | None
+    ttft_p95_s: Bounds | None
+    ttfet_p50_s: Bounds | None
+    ttfet_p95_s: Bounds | None
+    wait_p95_s: Bounds | None
+    tbt_p95_s: Bounds | None
     good_turns: float | None
     goodput_tokens_per_s: float | None
     j_per_token: float | None
@@ -144,27 +147,30 @@ def _series(text: str) -> dict[_Series, float]:
     return found
 
 
-def quantile(share: float, buckets: Mapping[float, float], sum_s: float = math.inf) -> float | None:
-    """The quantile of a cumulative histogram, `le` to count, linear inside a bucket; None without samples.
+def quantile(share: float, buckets: Mapping[float, float], sum_s: float | None = None) -> Bounds | None:
+    """Between what a quantile of a cumulative histogram lies, `le` to count; None without samples.
 
-    Above the last finite bound it is infinite. Buckets are wide and samples at first few: it is never longer than `sum_s`, the
-    samples together, leaves for those that reach it.
+    These are the bounds of its bucket, and narrower where `sum_s`, the samples together, leaves less: of one sample it is the sample.
     """
     total = buckets.get(math.inf, 0.0)
     if total <= 0:
         return None
-    rank, low, before, shorter_s = share * total, 0.0, 0.0, 0.0
-    for bound, count in sorted(buckets.items()):
+    rank, low, before, shorter_s, at_most_s = max(math.ceil(share * total), 1), 0.0, 0.0, 0.0, 0.0
+    steps = sorted(buckets.items())
+    for place, (high, count) in enumerate(steps):
         if count >= rank:
-            if math.isinf(bound):
-                return math.inf
-            inside = (rank - before) / (count - before) if count > before else 1.0
-            below = max(before, math.ceil(rank) - 1)  # Those of this bucket are no shorter than its bound.
-            most = (sum_s - shorter_s - (below - before) * low) / (total - below)
-            return min(low + (bound - low) * inside, max(low, most))
+            if sum_s is None:
+                return low, high
+            # Those from it on are no shorter than it, those of its bucket before it no longer.
+            most = (sum_s - shorter_s - (rank - 1 - before) * low) / (total - rank + 1)
+            for (_, under), (bound, upto) in itertools.pairwise([(low, rank), *steps[place:]]):
+                at_most_s += (upto - under) * bound if upto > under else 0.0
+            least = (sum_s - at_most_s) / (rank - before)
+            return max(low, min(least, high)), max(low, min(high, most))
         shorter_s += (count - before) * low
-        low, before = bound, count
-    return math.inf
+        at_most_s += (count - before) * high
+        low, before = high, count
+    return low, math.inf
 
 
 def view(now: Look, before: Look | None = None, times_since: Look | None = None) -> View:
@@ -236,7 +242,7 @@ def _power(worker: str, energy: Mapping[str, Any]) -> float | None:
 
 
 def _tier(tier: str, now: Look, since: Look | None, before: Look | None, span_s: float | None) -> TierRow:
-    def times(name: str, share: float) -> float | None:
+    def times(name: str, share: float) -> Bounds | None:
         return quantile(share, _buckets(name, tier, now, since), _sum(name, tier, now, since))
 
     good, missed = (_change("conserve_slo_turns_total", tier, met, now, since) for met in ("yes", "no"))
@@ -270,10 +276,10 @@ def _buckets(name: str, tier: str, now: Look, since: Look | None) -> dict[float,
     return found
 
 
-def _sum(name: str, tier: str, now: Look, since: Look | None) -> float:
-    """The sum of what it counted; infinite where the door does not tell."""
+def _sum(name: str, tier: str, now: Look, since: Look | None) -> float | None:
+    """The sum of what it counted, where the door tells it."""
     sums = [sign * total for sign, _, total in _samples(f"{name}_sum", tier, now, since)]
-    return sum(sums) if sums else math.inf
+    return sum(sums) if sums else None
 
 
 def _samples(

@@ -13,7 +13,7 @@ from rich.text import Text
 from conserve._counted import counted
 
 from ._fit import Column, fitted
-from ._top_look import TierRow, View, WorkerRow
+from ._top_look import Bounds, TierRow, View, WorkerRow
 
 __all__ = ["tables"]
 
@@ -130,7 +130,9 @@ def _notes(shown: View) -> list[str]:
         if shown.times_span_s is None
         else f"of the last {shown.times_span_s:.0f} s"
     )
-    notes = [f"times and good turns {span}; tokens: prefilled and generated"]
+    notes = [
+        f"times and good turns {span}, waits in line included; of times the bounds are known; tokens: prefilled and generated"
+    ]
     if shown.power_w is not None:
         notes.append("W of a shared meter in equal parts")
     return notes + [f"away: {each}" for each in shown.away]
@@ -147,11 +149,14 @@ def _shown(value: _T | None, show: Callable[[_T], str]) -> str:
     return "-" if value is None else show(value)
 
 
-def _span(seconds: float | None) -> str:
-    if seconds is None:
+def _span(bounds: Bounds | None) -> str:
+    if bounds is None:
         return "-"
-    if math.isinf(seconds):
-        return "> 600 s"
-    if seconds < 0.001:
-        return "< 1 ms"
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    low, high = bounds
+    unit, scale = ("ms", 1000) if high < 1 else ("s", 1)
+    least, most = (f"{seconds * scale:.3g}" for seconds in bounds)
+    if math.isinf(high):
+        return f"> {least} s"
+    if low == 0:
+        return f"< {most} {unit}"
+    return f"{most} {unit}" if least == most else f"{least}-{most} {unit}"

@@ -21,6 +21,7 @@ from conserve.policies import POLICIES
 from conserve.sim.compare import split_names
 from conserve.sim.workload import WORKLOADS, traces_dir
 
+from ._fit import console
 from ._live_table import show
 
 __all__ = ["app"]
@@ -80,7 +81,7 @@ def live(
 
     Exit status: 0; 1 the engines could not be measured; 2 an option is wrong.
     """
-    console = Console() if sys.stdout.isatty() else Console(width=_LOG_COLUMNS)
+    out = console(piped_columns=_LOG_COLUMNS)
     errors = Console(stderr=True)
     try:
         plan = LivePlan(
@@ -119,7 +120,7 @@ def live(
     if json_path is not None:
         data = {"command": " ".join(["conserve", *sys.argv[1:]]), **as_data(plan, engines, result)}
         json_path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    show(plan, engines, result, console)
+    show(plan, engines, result, out)
 
 
 def _engines(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,8 @@ from conserve.demo import DemoError, Options, run_demo
 from conserve.demo.options import default_workdir
 from conserve.demo.progress import progress_for
 from conserve.demo.tables import show
+
+from ._fit import console
 
 FAILED = 1
 WRONG_USE = 2
@@ -59,7 +60,7 @@ def demo(
 
     Exit status: 0 done; 1 a check failed; 2 wrong use; 3 the demo could not run; 130 interrupted.
     """
-    console = Console() if sys.stdout.isatty() else Console(width=LOG_COLUMNS)
+    out = console(piped_columns=LOG_COLUMNS)
     errors = Console(stderr=True)
     try:
         options = Options(
@@ -81,7 +82,7 @@ def demo(
         errors.print(f"conserve demo: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(WRONG_USE) from None
     try:
-        with progress_for(console) as progress:
+        with progress_for(out) as progress:
             report = asyncio.run(run_demo(options, progress))
     except DemoError as error:
         errors.print(f"conserve demo: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -93,6 +94,6 @@ def demo(
         json_path.write_text(
             json.dumps(report.as_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
-    show(report, console)
+    show(report, out)
     if report.problems:
         raise typer.Exit(FAILED)

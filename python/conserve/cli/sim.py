@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -32,7 +31,7 @@ from conserve.sim.split import PARTS
 from conserve.sim.stats import Interval
 from conserve.sim.workload import WORKLOADS, traces_dir
 
-from ._fit import Column, fitted
+from ._fit import Column, console, fitted
 from ._sim_paper import paper
 
 __all__ = ["app"]
@@ -91,8 +90,8 @@ def sim(
     if as_json:
         print(json.dumps([_plain(outcome) for outcome in outcomes]))
     else:
-        console = Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
-        console.print(*_tables(plan, outcomes, console.width), sep="")
+        out = console(piped_columns=_PIPE_COLUMNS)
+        out.print(*_tables(plan, outcomes, out.width), sep="")
 
 
 def _tables(plan: Plan, outcomes: list[Outcome], width: int) -> list[Table]:

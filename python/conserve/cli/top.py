@@ -12,9 +12,10 @@ from collections import deque
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 
+from ._fit import console
 from ._top_look import Look, UnreachableError, View, look, view
 from ._top_table import tables
 
@@ -65,8 +66,8 @@ def _once(url: str, shown: View, as_json: bool) -> None:
     if as_json:
         print(_line(shown))
         return
-    console = _console()
-    console.print(tables(url, shown, width=console.width))
+    out = console(piped_columns=_PIPE_COLUMNS)
+    out.print(tables(url, shown, width=out.width))
 
 
 class _History:
@@ -98,13 +99,13 @@ def _stream(url: str, key: str | None, first: Look, interval_s: float) -> None:
 def _live(url: str, key: str | None, first: Look, interval_s: float) -> None:
     """Redraw until interrupted; a router that goes away is said, and asked again."""
     history, shown = _History(first), view(first)
-    console = _console()
+    out = console(piped_columns=_PIPE_COLUMNS)
 
     def screenful(trouble: str | None = None) -> RenderableType:
         # The cursor stands on the line below.
-        return tables(url, shown, width=console.width, height=console.height - 1, trouble=trouble)
+        return tables(url, shown, width=out.width, height=out.height - 1, trouble=trouble)
 
-    with Live(screenful(), console=console, auto_refresh=False) as screen:
+    with Live(screenful(), console=out, auto_refresh=False) as screen:
         while True:
             time.sleep(interval_s)
             trouble = None
@@ -113,10 +114,6 @@ def _live(url: str, key: str | None, first: Look, interval_s: float) -> None:
             except UnreachableError as error:
                 trouble = str(error)
             screen.update(screenful(trouble), refresh=True)
-
-
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
 
 
 def _line(shown: View) -> str:

@@ -6,9 +6,12 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from conserve.cli import main
+from conserve.cli._fit import console
 from conserve.cli._top_look import Look, View, quantile, view
 from conserve.cli._top_table import tables
 
@@ -48,42 +51,63 @@ def series(**buckets: float) -> dict[Any, float]:
 @pytest.mark.parametrize(
     ("share", "buckets", "expected"),
     [
-        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 0.15),
-        (1.0, {0.1: 0, 0.2: 10, INF: 10}, 0.2),
-        (0.5, {0.1: 5, 0.2: 10, INF: 10}, 0.1),
-        (0.95, {0.1: 5, INF: 10}, INF),
+        (0.5, {0.1: 0, 0.2: 10, INF: 10}, (0.1, 0.2)),
+        (0.5, {0.1: 5, 0.2: 10, INF: 10}, (0.0, 0.1)),
+        (0.51, {0.1: 5, 0.2: 10, INF: 10}, (0.1, 0.2)),
+        (0.95, {0.1: 5, INF: 10}, (0.1, INF)),
         (0.5, {0.1: 0, INF: 0}, None),
         (0.5, {}, None),
     ],
 )
-def test_quantiles_are_linear_inside_a_bucket(
-    share: float, buckets: dict[float, float], expected: float | None
+def test_a_quantile_lies_between_the_bounds_of_its_bucket(
+    share: float, buckets: dict[float, float], expected: tuple[float, float] | None
 ) -> None:
-    assert quantile(share, buckets) == (None if expected is None else pytest.approx(expected))
+    assert quantile(share, buckets) == expected
 
 
 @pytest.mark.parametrize(
     ("share", "buckets", "sum_s", "expected"),
     [
-        (0.95, {2.5: 0, 5.0: 1, INF: 1}, 2.6, 2.6),
-        (0.95, {0.1: 2, 2.5: 2, 5.0: 3, INF: 3}, 3.0, 3.0),
-        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 1.1, 0.7 / 6),
-        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 1.9, 0.15),
-        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 0.0, 0.1),
-        (0.95, {0.1: 5, INF: 10}, 9.0, INF),
+        (0.95, {2.5: 0, 5.0: 1, INF: 1}, 2.6, (2.6, 2.6)),
+        # Two of at most 0.1 s leave 2.8 s of the third.
+        (0.95, {0.1: 2, 2.5: 2, 5.0: 3, INF: 3}, 3.0, (2.8, 3.0)),
+        # Six are no shorter than the fifth of ten, the first four no shorter than 0.1 s.
+        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 1.1, (0.1, 0.7 / 6)),
+        # Five are no longer than the fifth, the others at most 0.2 s.
+        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 1.9, (0.18, 0.2)),
+        (0.5, {0.1: 0, 0.2: 10, INF: 10}, 0.0, (0.1, 0.1)),
+        (0.95, {600.0: 1, INF: 2}, 900.0, (600.0, 900.0)),
     ],
 )
-def test_no_quantile_is_longer_than_the_samples_together_allow(
-    share: float, buckets: dict[float, float], sum_s: float, expected: float
+def test_what_the_samples_are_together_tells_more(
+    share: float, buckets: dict[float, float], sum_s: float, expected: tuple[float, float]
 ) -> None:
     assert quantile(share, buckets, sum_s) == pytest.approx(expected)
+
+
+@given(
+    st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0, 2.5, 4.0, 7.0]), min_size=1), st.sampled_from([0.5, 0.95])
+)
+def test_no_sample_is_outside_of_what_is_told(samples: list[float], share: float) -> None:
+    buckets = {bound: float(sum(each <= bound for each in samples)) for bound in (1.0, 2.0, 5.0, INF)}
+    told = quantile(share, buckets, sum(samples))
+    wanted = sorted(samples)[math.ceil(share * len(samples)) - 1]
+    assert told is not None
+    assert told[0] - 1e-9 <= wanted <= told[1] + 1e-9
+
+
+def test_seven_turns_of_which_one_waited_are_no_49_5_s() -> None:
+    told = series(**{"5": 6, "30": 6, "60": 7, "+Inf": 7})
+    lines = screen(view(Look(3.0, fleet(), {}, told)))
+    assert any("30-60 s" in line for line in lines), lines
+    assert any("since the router's start" in line for line in lines)
 
 
 def test_a_young_routers_times_are_no_longer_than_what_it_summed_up() -> None:
     told = series(**{"2.5": 0, "5": 1, "+Inf": 1})
     told["conserve_ttft_seconds_sum", frozenset({("tier", "slow"), ("kind", "first")})] = 2.6
     (tier,) = view(Look(3.0, fleet(), {}, told)).tiers
-    assert tier.ttft_p95_s == pytest.approx(2.6)
+    assert tier.ttft_p95_s == pytest.approx((2.6, 2.6))
 
 
 def test_rates_are_between_two_looks() -> None:
@@ -100,9 +124,9 @@ def test_times_may_be_of_a_window_only() -> None:
     early = Look(0.0, fleet(), {}, series(**{"0.1": 10, "0.2": 10, "+Inf": 10}))
     now = Look(60.0, fleet(), {}, series(**{"0.1": 10, "0.2": 20, "+Inf": 20}))
     (tier,) = view(now).tiers
-    assert tier.ttft_p50_s == pytest.approx(0.1)
+    assert tier.ttft_p50_s == (0.0, 0.1)
     (tier,) = view(now, times_since=early).tiers
-    assert tier.ttft_p50_s == pytest.approx(0.15), "the first ten are older"
+    assert tier.ttft_p50_s == (0.1, 0.2), "the first ten are older"
 
 
 def test_a_gpu_that_two_workers_share_is_shown_in_parts() -> None:
@@ -149,6 +173,13 @@ def test_a_narrow_terminal_shows_every_number_in_further_tables(width: int) -> N
         assert word in words, f"{word} is cut at {width} columns"
     assert not any("…" in line for line in lines), lines
     assert len(titles) == 2 or width < 160
+
+
+def test_a_pipe_is_as_wide_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert console(piped_columns=200).width == 80
+    monkeypatch.delenv("COLUMNS")
+    assert console(piped_columns=200).width == 200
 
 
 def screen(shown: View, **options: Any) -> list[str]:
