@@ -1,7 +1,8 @@
-//! KV blocks that an engine keeps after their conversation has no more use for them.
+//! KV blocks that an engine keeps after their turn, and until when; and those that no conversation has a use for any more.
 //!
 //! An engine that pins finished turns frees their blocks when a time has passed, whatever became of the conversation.
-//! Promises: what is kept is given back once, never before its time and at most a second after it.
+//! Promises: what is kept is given back once, never before its time and at most a second after it. Whether anything is kept is
+//! told without looking at conversations.
 //! Leaves to others: what is kept and until when (`router`), the booking itself (`occupancy`), when to look (`tick`).
 
 use std::collections::BTreeMap;
@@ -18,6 +19,8 @@ pub(crate) struct Retained {
     by_second: Mutex<BTreeMap<u64, u64>>,
     /// Their sum; 0 spares whoever looks the lock.
     blocks: Counter,
+    /// Until when the blocks are kept that conversations hold, of those that were used last.
+    held_until: Counter,
 }
 
 impl Retained {
@@ -25,6 +28,7 @@ impl Retained {
         Self {
             by_second: Mutex::new(BTreeMap::new()),
             blocks: Counter::default(),
+            held_until: Counter::default(),
         }
     }
 
@@ -53,7 +57,17 @@ impl Retained {
         Blocks::new(expired)
     }
 
-    /// How many are kept.
+    /// A conversation holds blocks that are kept until then.
+    pub(crate) fn held(&self, until: Timestamp) {
+        self.held_until.raise(until.0);
+    }
+
+    /// Whether any are kept, held by a conversation or not.
+    pub(crate) fn any(&self, now: Timestamp) -> bool {
+        self.held_until.get() > now.0 || self.blocks.get() > 0
+    }
+
+    /// How many are kept that no conversation holds.
     pub(crate) fn blocks(&self) -> Blocks {
         Blocks::new(self.blocks.get())
     }

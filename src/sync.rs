@@ -58,6 +58,12 @@ impl Counter {
         Self(std::sync::atomic::AtomicU64::new(n))
     }
 
+    /// Writes `n` unless the counter is that high already.
+    pub(crate) fn raise(&self, n: u64) {
+        // Relaxed: the highest wins; guards no memory.
+        self.0.fetch_max(n, std::sync::atomic::Ordering::Relaxed);
+    }
+
     /// Writes `to` if the counter is exactly `from`.
     pub(crate) fn replace(&self, from: u64, to: u64) -> bool {
         let (ok, no) = (

@@ -62,6 +62,8 @@ type Map = HashMap<Key, Arc<Conversation>, BuildHasherDefault<Spread>>;
 pub(crate) struct Table {
     map: Map,
     published: Published,
+    #[cfg(test)]
+    pub(crate) walks: crate::sync::Counter,
 }
 
 impl Table {
@@ -106,6 +108,8 @@ impl Table {
 
     /// Calls `visit` with every conversation there is; those that come or go meanwhile may be missed.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(ConversationKey, &Arc<Conversation>)) {
+        #[cfg(test)]
+        self.walks.add(1);
         for (key, conversation) in &self.map.pin() {
             self.published.pass();
             visit(key.key(), conversation);

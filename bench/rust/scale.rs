@@ -1,4 +1,5 @@
-//! What do a million live conversations weigh, and what does `begin` cost while they are swept?
+//! What do a million live conversations weigh, what does `begin` cost while they are swept, and what a turn that is refused
+//! where engines keep a hundred thousand of them?
 //!
 //! Bytes are counted by the allocator, as asked for and without its own overhead; the resident size
 //! of the process is given beside them. `--test` does the same with twenty thousand.
@@ -22,13 +23,15 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::{OUTPUT, Turns, key, prompt, quantile};
+use conserve::config::Config;
 use conserve::event::Usage;
+use conserve::fleet::{Role, WorkerSpec};
 use conserve::identity::{Identity, IdentityLimits};
 use conserve::router::{Begin, Router, TurnRequest};
-use conserve::units::{ConversationKey, Timestamp, Tokens};
+use conserve::units::{Blocks, ConversationKey, Timestamp, Tokens};
 
 struct Counting;
 
@@ -96,6 +99,40 @@ fn probe(router: &Router, first: u64, stop: &AtomicBool, least: u64, now: u64) -
     }
     spans.sort_unstable();
     spans
+}
+
+/// Nanoseconds of `begin` for a newcomer and for a later turn that find no room: the decoder's engine keeps all of it.
+fn refused(conversations: u64) -> [Vec<u64>; 2] {
+    let config = Config {
+        retention: Some(Duration::from_nanos(HOUR)),
+        low_watermark: 1.0,
+        max_conversations: 8_000_000,
+        ..Config::default()
+    };
+    let router = Router::new(config).expect("valid");
+    let blocks = 500_u64.div_ceil(16) + u64::from(OUTPUT).div_ceil(16);
+    let spec = WorkerSpec::new("http://d0:8000", Role::Decoder)
+        .with_kv_blocks(Blocks::new(conversations * blocks));
+    router.join(spec, Timestamp(0)).expect("valid");
+    fill(&router, conversations);
+    [conversations, 0].map(|number| {
+        let request = TurnRequest {
+            key: ConversationKey(key(number)),
+            prompt_tokens: Tokens(u32::try_from(conversations * 16 * 4).expect("few")),
+            wait: None,
+        };
+        let mut spans: Vec<u64> = (0..1_000)
+            .map(|step| {
+                let before = Instant::now();
+                let begun = router.begin(&request, Timestamp(3 + step));
+                let took = before.elapsed().as_nanos() as u64;
+                assert!(begun.is_err(), "no room");
+                took
+            })
+            .collect();
+        spans.sort_unstable();
+        spans
+    })
 }
 
 fn quantiles(spans: &[u64]) -> serde_json::Value {
@@ -169,6 +206,10 @@ fn main() {
     router.check().expect("the accounting identity");
     result.insert("begin_ns_during_the_sweep".into(), quantiles(&during));
     result.insert("sweep_ms".into(), (took.as_millis() as u64).into());
+    drop(router);
+    let [newcomer, later] = refused(conversations.min(100_000));
+    result.insert("refused_newcomer_ns".into(), quantiles(&newcomer));
+    result.insert("refused_later_turn_ns".into(), quantiles(&later));
     if test {
         println!(
             "{}",

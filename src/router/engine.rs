@@ -364,6 +364,7 @@ impl Engine {
             return Attempt::Again;
         }
         conversation.touch(now);
+        self.note_held(decoder, state.blocks, now);
         let reason = match state.phase {
             ConversationPhase::Pinned => Reason::Pinned,
             ConversationPhase::Placing

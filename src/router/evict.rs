@@ -8,7 +8,7 @@ use super::engine::Engine;
 use crate::conversation::{Conversation, ConversationPhase, State};
 use crate::event::Event;
 use crate::fleet::Worker;
-use crate::longest_idle::Candidate;
+use crate::longest_idle::{Candidate, Look, Looked};
 use crate::occupancy::{Asked, Ceiling, Rank};
 use crate::units::{Blocks, ConversationKey, Timestamp, Tokens};
 
@@ -209,30 +209,6 @@ impl Engine {
         (most.less(lack), somebody_waits)
     }
 
-    /// Whether the engine of `decoder` keeps KV that it will give away only later: the router cannot hand it out, nor can a
-    /// turn that runs make the engine evict it.
-    pub(super) fn keeps_some(&self, decoder: &Worker, now: Timestamp) -> bool {
-        if self.config.retention.is_none() {
-            return false;
-        }
-        let mut keeps = decoder.retained.blocks() > Blocks::ZERO;
-        self.table.for_each(|_, conversation| {
-            let state = conversation.state();
-            let used = conversation.last_used();
-            keeps |= state.is_on(decoder.id)
-                && state.blocks > Blocks::ZERO
-                && self.kept_until(used, now).is_some();
-        });
-        keeps
-    }
-
-    /// A turn of a conversation went without having used it: it may be idle, since before the last walk.
-    pub(super) fn idle_again(&self, after: State) {
-        if let (0, Some(home)) = (after.in_flight, after.decoder) {
-            self.fleet.worker(home).longest_idle.forget();
-        }
-    }
-
     /// Of the conversations of `decoder` none of whose turns runs, the longest idle ones that hold `lack` together, or all.
     fn longest_idle(
         &self,
@@ -246,45 +222,55 @@ impl Engine {
         }
         // Where nothing runs, turns in flight only wait: they would wait for each other's blocks for ever.
         let all = is_quiet(decoder);
-        let is_idle = |state: State| {
-            let here = state.phase == ConversationPhase::Pinned && state.is_on(decoder.id);
-            here && (all || state.in_flight == 0) && state.blocks > Blocks::ZERO
+        // One in flight may be idle later without having been used.
+        let counts = |state: State| {
+            state.is_on(decoder.id) && (state.blocks > Blocks::ZERO || state.in_flight > 0)
         };
-        let take = |(used, key, conversation): &Candidate, state: State, taken: &mut Taken| {
-            // What the engine keeps is no room for anybody else.
+        let mut taken = Taken::default();
+        let look = |(used, key, conversation): &Candidate, taken: &mut Taken| {
+            let state = conversation.state();
+            if !counts(state) || conversation.last_used() != *used {
+                return Look::Drop;
+            }
+            // What the engine keeps is no room for anybody else, nor is what was used later.
+            if self.kept_until(*used, now).is_some() {
+                return Look::Stop;
+            }
+            let is_idle = state.phase == ConversationPhase::Pinned
+                && state.blocks > Blocks::ZERO
+                && (all || state.in_flight == 0);
             let asks = spare.is_some_and(|spare| Arc::ptr_eq(spare, conversation));
-            if !asks && self.kept_until(*used, now).is_none() {
+            if is_idle && !asks {
                 taken.held = taken.held.plus(state.blocks);
                 let conversation = Arc::clone(conversation);
                 taken.idle.push((*used, *key, state, conversation));
             }
-            taken.held >= lack
+            if taken.held >= lack {
+                Look::Stop
+            } else {
+                Look::Next
+            }
         };
-        let mut taken = Taken::default();
-        let known = !all
-            && decoder.longest_idle.until_enough(|candidate| {
-                let state = candidate.2.state();
-                let still = is_idle(state) && candidate.2.last_used() == candidate.0;
-                still.then(|| take(candidate, state, &mut taken))
-            });
-        if known {
-            return taken.idle;
+        match decoder
+            .longest_idle
+            .until(|candidate| look(candidate, &mut taken))
+        {
+            Looked::Stopped => return taken.idle,
+            // Whoever is not among them was used since, and is kept.
+            Looked::All(Some(walked)) if self.kept_until(walked, now).is_some() => {
+                return taken.idle;
+            }
+            Looked::All(_) => {}
         }
         let mut found = Vec::new();
         self.table.for_each(|key, conversation| {
-            let state = conversation.state();
-            if is_idle(state) {
+            if counts(conversation.state()) {
                 found.push((conversation.last_used(), key, Arc::clone(conversation)));
             }
         });
         found.sort_unstable_by_key(|(used, key, _)| (*used, *key));
         taken = Taken::default();
-        for candidate in &found {
-            let state = candidate.2.state();
-            if is_idle(state) && take(candidate, state, &mut taken) {
-                break;
-            }
-        }
+        let _ = (found.iter()).find(|candidate| look(candidate, &mut taken) == Look::Stop);
         decoder.longest_idle.walked(found.into_iter(), now);
         taken.idle
     }

@@ -267,6 +267,11 @@ impl Router {
         self.engine.tick(now);
     }
 
+    #[cfg(test)]
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// The beats of this process.
     pub(crate) fn pulse(&self) -> &Pulse {
         &self.engine.pulse

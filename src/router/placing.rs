@@ -221,6 +221,7 @@ impl Engine {
             (conversation, born.turn)
         };
         conversation.touch(now);
+        self.note_held(decoder, held, now);
         let first = !conversation.was_pinned();
         let computes = prefiller.unwrap_or(decoder);
         let context = conversation.context();

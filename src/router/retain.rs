@@ -23,6 +23,19 @@ impl Engine {
         (until > now).then_some(until)
     }
 
+    /// A conversation that was used at `used` holds `blocks` of `decoder`.
+    pub(super) fn note_held(&self, decoder: &Worker, blocks: Blocks, used: Timestamp) {
+        if let Some(span) = self.config.retention.filter(|_| blocks > Blocks::ZERO) {
+            decoder.retained.held(used + span);
+        }
+    }
+
+    /// Whether the engine of `decoder` keeps KV that it will give away only later: the router cannot hand it out, nor can a
+    /// turn that runs make the engine evict it.
+    pub(crate) fn keeps_some(&self, decoder: &Worker, now: Timestamp) -> bool {
+        self.config.retention.is_some() && decoder.retained.any(now)
+    }
+
     /// A conversation that used `decoder` last at `used` holds `blocks` there no more. They are given back, now or as soon as
     /// the engine does; whether somebody waits for them.
     pub(super) fn let_go(

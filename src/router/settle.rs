@@ -125,7 +125,9 @@ impl Engine {
             .conversation
             .update(|state| state.hand_over(decoder, blocks));
         if let Ok((_, after)) = moved {
-            self.fleet.worker(decoder).occupancy.keep(blocks);
+            let worker = self.fleet.worker(decoder);
+            worker.occupancy.keep(blocks);
+            self.note_held(worker, after.blocks, grant.conversation.last_used());
             grant.reserved = Blocks::ZERO;
             // This turn is still in flight itself.
             self.pinned(grant, after.in_flight > 1, now);
@@ -167,6 +169,9 @@ impl Engine {
         let actual = decoder.block_size().blocks(used);
         let settled = self.leave_blocks(grant, actual, usage, now);
         grant.conversation.touch(now);
+        if settled.after.is_on(grant.decoder) {
+            self.note_held(decoder, settled.after.blocks, now);
+        }
         let computed = computed_on_decoder(
             grant,
             usage,
@@ -351,7 +356,9 @@ impl Engine {
         };
         let Ok((before, after)) = grant.conversation.update(step);
         let freed = before.blocks.less(after.blocks);
-        self.idle_again(after);
+        if after.is_on(grant.decoder) {
+            self.note_held(decoder, after.blocks, grant.conversation.last_used());
+        }
         let moved = before.phase != after.phase;
         if moved && after.phase != ConversationPhase::Pinned {
             decoder.conversations.sub(1);

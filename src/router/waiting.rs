@@ -431,7 +431,6 @@ impl Engine {
             })
         };
         let Ok((before, after)) = waiter.conversation.update(step);
-        self.idle_again(after);
         if before.phase != ConversationPhase::Closed && after.phase == ConversationPhase::Closed {
             self.ended(
                 waiter.key,

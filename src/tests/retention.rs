@@ -8,7 +8,7 @@ use super::support::{SECOND, at, booked, fleet, granted, key, wait};
 use crate::config::{Config, PolicyKind};
 use crate::error::Rejected;
 use crate::router::{Begin, FailReason, Router, Turn, TurnRequest, Usage};
-use crate::units::{Timestamp, Tokens};
+use crate::units::{Blocks, Timestamp, Tokens, WorkerId};
 
 const TTL: u64 = 100;
 
@@ -188,6 +188,54 @@ fn nothing_is_evicted_that_the_engine_keeps() {
 }
 
 #[test]
+fn who_finds_no_room_does_not_walk_the_conversations() {
+    let config = Config {
+        evict_idle: true,
+        ..pinning()
+    };
+    let router = fleet(config, 0, &[21]);
+    for number in 1..=10 {
+        turn(&router, number, 32, None, at(1));
+    }
+    let walks = || router.engine().table.walks.get();
+    let refused = |seconds| {
+        let before = walks();
+        assert!(
+            begin(&router, 1, 160, at(seconds)).is_err(),
+            "no room to grow"
+        );
+        assert!(
+            begin(&router, 11, 160, at(seconds)).is_err(),
+            "no room at all"
+        );
+        walks() - before
+    };
+    assert!(refused(2) <= 1, "the first finds out what is there");
+    assert_eq!(refused(3), 0);
+    // Whoever begins and gives up makes nobody look again.
+    for seconds in 4..8 {
+        drop(begin(&router, 2, 16, at(seconds)).expect("the block that is not shared"));
+        assert_eq!(refused(seconds), 0);
+    }
+    let before = walks();
+    let turn = begin(&router, 11, 160, at(1 + TTL)).expect("the engine lets go");
+    assert_eq!(walks() - before, 0, "nine were idle all the while");
+    turn.finish(Usage::default(), at(1 + TTL));
+}
+
+/// What `keeps_some` tells, from every conversation there is.
+fn some_is_kept(router: &Router, id: WorkerId, now: Timestamp) -> bool {
+    let engine = router.engine();
+    let mut kept = engine.fleet.worker(id).retained.blocks() > Blocks::ZERO;
+    engine.table.for_each(|_, conversation| {
+        let state = conversation.state();
+        let ends = conversation.last_used() + Duration::from_secs(TTL);
+        kept |= state.is_on(id) && state.blocks > Blocks::ZERO && ends > now;
+    });
+    kept
+}
+
+#[test]
 fn a_newcomer_goes_where_nothing_is_kept() {
     let router = fleet(pinning(), 0, &[20, 20]);
     turn(&router, 1, 240, None, at(1));
@@ -312,6 +360,11 @@ proptest! {
             router.check().expect("the accounting identity");
             for row in router.snapshot(now).workers {
                 prop_assert!(row.booked <= row.capacity.unwrap_or_default());
+                let id = row.worker.id;
+                let told = router.engine().keeps_some(router.engine().fleet.worker(id), now);
+                let kept = some_is_kept(&router, id, now);
+                // What a conversation holds that is being brought to where it is, its turn has.
+                prop_assert!(told == kept || told && row.reserved > Blocks::ZERO, "{} {}", told, kept);
             }
         }
         turns.clear();
