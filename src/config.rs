@@ -11,7 +11,7 @@ use std::time::Duration;
 pub use self::follow_kv::{FollowKvOptions, Handoff, Roles};
 pub use self::policy::{
     AmpdOptions, AmpdRule, DeflectOptions, PolicyChoice, PolicyError, PolicyKind, PpdOptions,
-    Remote,
+    Prefillers, Remote,
 };
 use crate::error::ConfigError;
 use crate::units::{BlockSize, Tokens};

@@ -120,21 +120,22 @@ GATES: Final = {
     for policy, prefillers in (("collocated", 0), ("follow-kv", 0), ("strict", 1))
 }
 TUNING: Final = {"collocated": Variant("collocated"), "follow-kv": Variant("follow-kv")} | {
-    f"{key}={value}": Variant(f"follow-kv({key}={value})")
-    for key, values in {
-        "handoff": ("cheaper",),
-        "handoff_share": (0.5, 0.8, 1.0),
-        "handoff_saves_ms": (0, 100),
-        "home_fuller": (0, 0.05, 0.2, 1),
-        "stall": (0, 1),
-        "thrash": (0.1, 0.5),
-        "thrash_fill": (0.85,),
-        "afresh_from": (8192,),
-        "afresh_fuller": (0.05, 0.2),
-        "move_share": (0.5, 0.75),
-        "helper_fill": (0.7,),
-    }.items()
-    for value in values
+    options: Variant(f"follow-kv({options})")
+    for options in (
+        *(f"home_fuller={share}" for share in (0, 0.05, 0.2, 1)),
+        *(f"stall={share}" for share in (0, 1)),
+        *(f"thrash={share}" for share in (0.1, 0.5)),
+        "thrash_fill=0.85",
+        "afresh_from=8192",
+        *(f"afresh_fuller={share}" for share in (0.05, 0.2)),
+        *(f"move_share={share}" for share in (0.5, 0.75)),
+        "handoff=cheaper",
+        # Between equal workers these do nothing without it.
+        *(f"handoff=cheaper, handoff_share={share}" for share in (0.5, 0.8, 1.0)),
+        *(f"handoff=cheaper, handoff_saves_ms={saved}" for saved in (0, 100)),
+        "handoff=cheaper, later=0",
+        "handoff=cheaper, helper_fill=0.7",
+    )
 }
 AGAINST: Final = {
     # Everything is compared with the first.

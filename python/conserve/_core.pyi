@@ -13,6 +13,7 @@ from typing import Final, Literal, Self, TypeAlias, TypedDict, final
 from conserve.policies import PolicyName
 
 __all__ = [
+    "DEFAULT_POLICY",
     "Advice",
     "Call",
     "Collect",
@@ -46,8 +47,10 @@ __all__ = [
 ]
 
 __version__: Final[str]
+DEFAULT_POLICY: Final[PolicyName]
 
 _Headers: TypeAlias = list[tuple[bytes, bytes]]
+_Prefillers: TypeAlias = Literal["needed", "used", "unused"]
 _Role: TypeAlias = Literal["prefiller", "decoder", "both"]
 _FailReason: TypeAlias = Literal[
     "client_gone",
@@ -1133,8 +1136,8 @@ class SimResult:
     def end_s(self) -> float:
         """When the run ended."""
 
-def policies() -> list[tuple[str, bool, dict[str, str]]]:
-    """Each policy: its name, whether it is meant for workers that only compute prompts, its options with what they take."""
+def policies() -> list[tuple[PolicyName, _Prefillers, dict[str, str]]]:
+    """Each policy: its name, what it makes of workers that only compute prompts, its options with what they take."""
 
 def simulate(scenario: str, workload: SimWorkload, *, seed: int) -> SimResult:
     """Runs a scenario, a JSON document, over a workload; deterministic. Lets go of the GIL.

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from conserve._core import Decoder, Dispatcher, Prefiller, Router, Worker
 from conserve.errors import ConfigError
-from conserve.policies import PolicyName
+from conserve.policies import DEFAULT_POLICY, PolicyName
 
 __all__ = ["WORKER_KEYS", "Role", "Settings", "WorkerAt", "is_host"]
 
@@ -218,7 +218,7 @@ class Settings(BaseSettings):
     )
 
     # The router.
-    policy: PolicyName = Field("follow-kv", description="The placement rule; see the guide on policies.")
+    policy: PolicyName = Field(DEFAULT_POLICY, description="The placement rule; see the guide on policies.")
     policy_option: _Options = Field(
         (), description="What the rule takes beside, as `key=value`, several separated by spaces."
     )

@@ -11,13 +11,12 @@ use super::follow_kv::FollowKvOptions;
 use crate::units::Tokens;
 
 /// Which rule places conversations.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PolicyKind {
     /// The paper's: one placement, one handoff, pinned for life.
     Strict,
     /// A conversation lives where its KV is; a prefiller, or another home, only where that is observed to be cheaper.
-    #[default]
     FollowKv,
     /// Baseline: every worker computes the prompts of its own conversations.
     Collocated,
@@ -33,7 +32,39 @@ pub enum PolicyKind {
     Deflect,
 }
 
+/// What a policy makes of workers that only compute prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Prefillers {
+    /// It is meant for a fleet with some.
+    Needed,
+    /// Where there are some they compute prompts for others; without, it is a policy of its own.
+    Used,
+    /// They would be idle.
+    Unused,
+}
+
+impl Prefillers {
+    /// In a word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Needed => "needed",
+            Self::Used => "used",
+            Self::Unused => "unused",
+        }
+    }
+}
+
+impl Default for PolicyKind {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
 impl PolicyKind {
+    /// The one that runs where none is named.
+    pub const DEFAULT: Self = Self::FollowKv;
+
     /// Every policy.
     pub const ALL: [Self; 8] = [
         Self::Strict,
@@ -67,12 +98,15 @@ impl PolicyKind {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 
-    /// Whether it is meant for a fleet with workers that only compute prompts.
+    /// What it makes of workers that only compute prompts.
     #[must_use]
-    pub const fn uses_prefillers(self) -> bool {
+    pub const fn prefillers(self) -> Prefillers {
         match self {
-            Self::Strict | Self::Disaggregated | Self::Ppd | Self::Ampd | Self::Deflect => true,
-            Self::FollowKv | Self::Collocated | Self::CollocatedSpread => false,
+            Self::Strict | Self::Disaggregated | Self::Ppd | Self::Ampd | Self::Deflect => {
+                Prefillers::Needed
+            }
+            Self::FollowKv => Prefillers::Used,
+            Self::Collocated | Self::CollocatedSpread => Prefillers::Unused,
         }
     }
 

@@ -65,6 +65,9 @@ mod core {
     use super::workers::{PyDecoder, PyPrefiller, PyWorker};
 
     #[pymodule_export]
+    const DEFAULT_POLICY: &str = crate::config::PolicyKind::DEFAULT.as_str();
+
+    #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 }

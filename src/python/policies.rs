@@ -6,15 +6,18 @@ use pyo3::types::PyDict;
 use super::errors::policy_error;
 use crate::config::{PolicyChoice, PolicyKind};
 
-/// Each policy: its name, whether it is meant for workers that only compute prompts, its options with what they take.
+/// A policy's name, what it makes of prefillers, and its options with what they take.
+type Row<'py> = (&'static str, &'static str, Bound<'py, PyDict>);
+
+/// Each policy: its name, what it makes of workers that only compute prompts, its options with what they take.
 #[pyfunction]
-pub(super) fn policies(py: Python<'_>) -> PyResult<Vec<(&'static str, bool, Bound<'_, PyDict>)>> {
+pub(super) fn policies(py: Python<'_>) -> PyResult<Vec<Row<'_>>> {
     let row = |kind: PolicyKind| {
         let options = PyDict::new(py);
         for (option, accepted) in kind.options() {
             options.set_item(option, accepted)?;
         }
-        Ok((kind.as_str(), kind.uses_prefillers(), options))
+        Ok((kind.as_str(), kind.prefillers().as_str(), options))
     };
     PolicyKind::ALL.into_iter().map(row).collect()
 }

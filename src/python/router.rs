@@ -15,7 +15,7 @@ use super::shell::Shell;
 use super::views::{PyConversationView, PySnapshot, PySwept};
 use super::wake::Wakes;
 use super::workers::{AnyWorker, PyPrefiller};
-use crate::config::Config;
+use crate::config::{Config, PolicyKind};
 use crate::event::LostReason;
 use crate::identity::{Identity, IdentityLimits};
 use crate::metrics::{Metrics, Slo};
@@ -65,7 +65,7 @@ impl WorkerName {
 impl PyRouter {
     #[new]
     #[pyo3(signature = (
-        prefillers = Vec::new(), decoders = Vec::new(), *, policy = "follow-kv", policy_options = None, low_watermark = 0.8,
+        prefillers = Vec::new(), decoders = Vec::new(), *, policy = PolicyKind::DEFAULT.as_str(), policy_options = None, low_watermark = 0.8,
         prefill_backlog_tokens = 65536, queue_limit = 1024, queue_timeout_s = 30.0, idle_timeout_s = Some(3600.0),
         evict_idle = true, tail_waits = false, evict_idle_below = 0.1, max_conversations = 4_000_000, block_size = 16, slo_ttft_ms = None, slo_tbt_ms = None,
         report_stale_s = 10.0, retention_ttl_s = None, clock = None, secret = None

@@ -12,7 +12,7 @@ use super::errors::Errors;
 use super::misled::{Inner, Misled};
 use super::oracle::Truth;
 use super::scenario::{EngineRole, QueueOrder, RemoteSpec, Scenario, ScenarioError};
-use crate::config::{PolicyChoice, PolicyError, PolicyKind, Remote};
+use crate::config::{PolicyChoice, PolicyError, PolicyKind, Prefillers, Remote};
 use crate::placement::Policy;
 use crate::placement::ampd::Ampd;
 use crate::placement::deflect::Deflect;
@@ -114,7 +114,7 @@ pub(super) fn settle(scenario: &mut Scenario) -> Result<(), ScenarioError> {
     };
     let borrowed = left.iter().map(|(key, value)| (&**key, &**value));
     let mut choice = PolicyChoice::new(name, borrowed).map_err(|error| refused(&error))?;
-    refuse_idle(&choice, &errors)?;
+    refuse_idle(&choice, &errors, scenario)?;
     carry_out(scenario, &mut choice, &left);
     if reorder > 0 {
         reorder_prefillers(scenario, &choice, reorder);
@@ -129,14 +129,27 @@ pub(super) fn settle(scenario: &mut Scenario) -> Result<(), ScenarioError> {
     Ok(())
 }
 
-/// Errors that the policy has no use for.
-fn refuse_idle(choice: &PolicyChoice, errors: &Errors) -> Result<(), ScenarioError> {
+/// Errors that the policy has no use for on this fleet.
+fn refuse_idle(
+    choice: &PolicyChoice,
+    errors: &Errors,
+    scenario: &Scenario,
+) -> Result<(), ScenarioError> {
     let weighs = matches!(choice, PolicyChoice::Ampd(_) | PolicyChoice::Deflect(_));
     let kind = choice.kind();
+    let has_prefillers = || {
+        let mut roles = scenario.engines.iter().map(|engine| engine.role);
+        roles.any(|role| role == EngineRole::Prefiller)
+    };
+    let chooses = match kind.prefillers() {
+        Prefillers::Needed => true,
+        Prefillers::Used => has_prefillers(),
+        Prefillers::Unused => false,
+    };
     let problem = if errors.bear_on_times() && !weighs {
         "noise and length bear on estimated times, and it estimates none"
-    } else if errors.bear_on_choice() && !kind.uses_prefillers() {
-        "flip and toremote bear on the choice of a prefiller, and it uses none"
+    } else if errors.bear_on_choice() && !chooses {
+        "flip and toremote bear on the choice of a prefiller, and it uses none here"
     } else {
         return Ok(());
     };

@@ -15,13 +15,13 @@ BENCH = (sys.executable, "-P", "-m", "conserve.cli", "bench", "live")
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_policies_get_the_same_work_on_the_same_engines(tmp_path: Path) -> None:
+def test_policies_get_the_same_work_on_the_same_engines(tmp_path: Path) -> None:
     path = tmp_path / "live.json"
     words = [
         "--workers",
         "tiny:1p1d",
         "--policies",
-        "strict,collocated",
+        "strict,collocated,follow-kv,follow-kv@both",
         "--conversations",
         "3",
         "--rate",
@@ -37,21 +37,21 @@ def test_two_policies_get_the_same_work_on_the_same_engines(tmp_path: Path) -> N
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told: dict[str, Any] = json.loads(path.read_text())
-    strict, collocated = told["rounds"]
-    for one in (strict, collocated):
+    strict, collocated, split, alike = told["rounds"]
+    for one in (strict, collocated, split, alike):
         assert [each["failure"] for each in one["conversations"]] == [None] * 3
         assert all(len(each["ttft_s"]) == len(each["prompt_tokens"]) <= 3 for each in one["conversations"])
         assert one["figures"]["computed_ratio"] >= 1, "nothing of another run was of use"
         assert one["figures"]["computed_ratio"] < 1.5, "histories are kept"
     lengths = ("prompt_tokens", "output_tokens")
-    assert [[each[key] for key in lengths] for each in strict["conversations"]] == [
-        [each[key] for key in lengths] for each in collocated["conversations"]
-    ], "the same work"
-    assert strict["figures"]["handoffs"] == 1
-    assert collocated["figures"]["handoffs"] == 0
+    work = [[[each[key] for key in lengths] for each in one["conversations"]] for one in told["rounds"]]
+    assert work == [work[0]] * 4, "the same work"
+    assert [one["figures"]["handoffs"] for one in told["rounds"]] == [1, 0, 1, 0], "as the roles say"
+    assert told["roles"]["follow-kv"] == ["prefiller", "decoder"]
+    assert told["roles"]["follow-kv@both"] == told["roles"]["collocated"] == ["both", "both"]
     assert "tokens/J: no energy counter" in ended.stdout or strict["figures"]["tokens_per_j"] is not None
     for simulated in told["simulated"]:
-        assert [one["handoffs"] for one in simulated["policies"]] == [1, 0]
+        assert [one["handoffs"] for one in simulated["policies"]] == [1, 0, 1, 0]
         assert {order["metric"] for order in simulated["orders"]} == {
             "ttfet_p95_s",
             "ttft_p95_s",

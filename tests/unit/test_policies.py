@@ -6,12 +6,18 @@ import pytest
 
 from conserve import ConfigError, Decoder, Router
 from conserve._core import policies
-from conserve.policies import POLICIES
+from conserve.policies import DEFAULT_POLICY, POLICIES
 from conserve.settings import Settings
 
 
 def test_the_names_are_those_of_the_core() -> None:
     assert tuple(name for name, _, _ in policies()) == POLICIES
+
+
+def test_the_default_is_the_core_s_wherever_none_is_named() -> None:
+    assert Router().snapshot().policy == DEFAULT_POLICY
+    assert Settings().policy == DEFAULT_POLICY
+    assert f"policy='{DEFAULT_POLICY}'" in (Router.__text_signature__ or "")
 
 
 def test_a_router_says_which_variant_it_runs() -> None:

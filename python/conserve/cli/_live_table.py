@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from conserve._counted import counted
+from conserve.sim.contender import all_both
 
 from ._fit import Column, fitted
 
@@ -46,6 +47,7 @@ def show(plan: LivePlan, engines: Engines, told: Comparison, console: Console) -
 
 def _measured(plan: LivePlan, engines: Engines, told: Comparison, width: int) -> list[Table]:
     outcomes = told.outcomes
+    alike = [policy for policy in plan.policies if engines.all_both(policy)]
     return fitted(
         [Column("policy", [one.policy for one in outcomes])],
         [
@@ -61,7 +63,7 @@ def _measured(plan: LivePlan, engines: Engines, told: Comparison, width: int) ->
         ],
         width=width,
         title=f"{engines.words}: {plan.trace} at scale {plan.scale:g}, {plan.rate_per_s:g}/s, "
-        f"{counted(plan.conversations, 'conversation')}, {counted(plan.rounds, 'round')}",
+        f"{counted(plan.conversations, 'conversation')}, {counted(plan.rounds, 'round')}{all_both(alike)}",
     )
 
 

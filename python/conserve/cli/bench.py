@@ -18,7 +18,7 @@ from conserve.live.compare import compare_live
 from conserve.live.engines import Engines, from_file, from_urls, tiny
 from conserve.live.report import as_data
 from conserve.policies import POLICIES
-from conserve.sim.compare import split_names
+from conserve.sim.contender import USUAL, split_names
 from conserve.sim.workload import WORKLOADS, traces_dir
 
 from ._fit import console
@@ -41,8 +41,12 @@ def _bench() -> None:
 @app.command()
 def live(
     policies: Annotated[
-        str, typer.Option(help=f"Separated by commas, of {', '.join(POLICIES)}; the first is the base.")
-    ] = "strict,collocated",
+        str,
+        typer.Option(
+            help=f"Separated by commas, of {', '.join(POLICIES)}; the first is the base. Options as in ampd(min, X=0); "
+            "follow-kv@both has all workers do both."
+        ),
+    ] = USUAL,
     workers: Annotated[
         str | None, typer.Option(help="Tiny engines to start on this machine, as tiny:1p2d.")
     ] = None,

@@ -25,8 +25,8 @@ from conserve.sim.compare import (
     Outcome,
     Plan,
     compare,
-    split_names,
 )
+from conserve.sim.contender import USUAL, all_both, split_names
 from conserve.sim.split import PARTS
 from conserve.sim.stats import Interval
 from conserve.sim.workload import WORKLOADS, traces_dir
@@ -49,8 +49,11 @@ def sim(
     trace: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")] = "swe-agent",
     policy: Annotated[
         str,
-        typer.Option(help=f"Separated by commas, of {', '.join(SIMULATED)}; options as in ampd(min, X=0)."),
-    ] = "strict,collocated",
+        typer.Option(
+            help=f"Separated by commas, of {', '.join(SIMULATED)}; the first is the base. Options as in ampd(min, X=0); "
+            "follow-kv@both has all workers do both."
+        ),
+    ] = USUAL,
     rate: Annotated[float, typer.Option(help="Conversations per second, Poisson.")] = 0.3,
     fleet: Annotated[
         str, typer.Option(help=f"Prefillers and decoders, at most {MAX_ENGINES} in all.")
@@ -96,9 +99,10 @@ def sim(
 
 def _tables(plan: Plan, outcomes: list[Outcome], width: int) -> list[Table]:
     source = "recorded" if plan.traces else "generated, not recorded"
+    alike = [policy for policy in plan.policies if plan.fleet.all_both(policy)]
     title = (
         f"{plan.fleet}, {plan.workload} ({source}), {plan.rate_per_s:g}/s, "
-        f"{counted(plan.conversations, 'conversation')}, {counted(plan.seeds, 'seed')}"
+        f"{counted(plan.conversations, 'conversation')}, {counted(plan.seeds, 'seed')}{all_both(alike)}"
     )
     changes = ["—", *(_percent(one.ttfet_p95_change) for one in outcomes[1:])]
     columns = (

@@ -1,7 +1,9 @@
 """The engines that are compared on, and a door in front of them for each policy.
 
 Workers are started once and serve under every policy: those that use prefillers see the roles that were asked for, the
-others see workers that do both. Promises: when a block of `started` or `door` is left, nothing that it started runs.
+others, and those written with `@both`, see workers that do both.
+
+Promises: when a block of `started` or `door` is left, nothing that it started runs.
 """
 
 from __future__ import annotations
@@ -17,13 +19,12 @@ from conserve.demo.cluster import router_ready
 from conserve.demo.errors import DemoError
 from conserve.demo.facts import all_joined
 from conserve.errors import ConfigError
-from conserve.sim.compare import SPLIT_POLICIES
+from conserve.sim.contender import Contender
 from conserve.supervisor import Fleet, ProcessSpec
 from conserve.supervisor.fleet_file import FleetFile, Role, Tier
 from conserve.supervisor.launch import plan
 
 from .errors import LiveError
-from .plan import named
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -53,7 +54,7 @@ _PYTHON: Final = (sys.executable, "-P", "-m")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One engine: how a door is told of it, and what it does under policies that use prefillers."""
+    """One engine: how a door is told of it, and what it does unless all do both."""
 
     name: str
     url: str
@@ -62,7 +63,7 @@ class Worker:
 
     def role_under(self, policy: str) -> Role:
         """What it does under `policy`."""
-        return self.role if named(policy)[0] in SPLIT_POLICIES else "both"
+        return "both" if Contender.read(policy).does_both else self.role
 
     def option(self, policy: str) -> tuple[str, str]:
         """The door's option for it under `policy`."""
@@ -86,17 +87,26 @@ class Engines:
     chunk_tokens: int | None = None
     """Most tokens in one step of an engine, where it is known."""
 
+    def all_both(self, policy: str) -> bool:
+        """Whether every worker does both under `policy`."""
+        return all(worker.role_under(policy) == "both" for worker in self.workers)
+
     def check(self, policies: Sequence[str]) -> None:
         """Refuses policies that these workers cannot run.
 
         Raises:
-            ConfigError: there is no prefiller for one that uses them, or no decoder.
+            ConfigError: there is no prefiller for one that needs some, or nobody that decodes.
         """
         roles = {worker.role for worker in self.workers}
         for policy in policies:
-            if named(policy)[0] in SPLIT_POLICIES and not {"prefiller", "decoder"} <= roles:
+            contender = Contender.read(policy)
+            lacks = contender.needs_prefillers and "prefiller" not in roles
+            if not contender.does_both and (lacks or roles == {"prefiller"}):
+                needed = (
+                    "at least one prefiller and one decoder" if contender.needs_prefillers else "a decoder"
+                )
                 raise ConfigError(
-                    f"policy {policy} needs at least one prefiller and one decoder among the workers"
+                    f"policy {policy} needs {needed} among the workers; {policy}@both has all of them do both"
                 )
 
     @contextlib.asynccontextmanager
@@ -114,11 +124,11 @@ class Engines:
         Raises:
             LiveError: it does not see them all in time.
         """
-        name, options = named(policy)
+        contender = Contender.read(policy)
         argv = [*_PYTHON, "conserve.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
-        argv += [*self.connector, "--log-level", "error", "--policy", name]
-        if options:
-            argv += ["--policy-option", " ".join(options)]
+        argv += [*self.connector, "--log-level", "error", "--policy", contender.name]
+        if contender.options:
+            argv += ["--policy-option", " ".join(contender.options)]
         for worker in self.workers:
             argv += worker.option(policy)
         spec = ProcessSpec(

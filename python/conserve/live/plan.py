@@ -12,22 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from conserve.errors import ConfigError
-from conserve.policies import POLICIES
+from conserve.sim.contender import Contender
 from conserve.sim.workload import Conversation, TurnRecord, conversations, poisson, read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LivePlan", "Script", "Step", "named", "scaled", "scripts"]
+__all__ = ["LivePlan", "Script", "Step", "scaled", "scripts"]
 
 _SYNTHETIC: Final = "synthetic:"
-
-
-def named(policy: str) -> tuple[str, tuple[str, ...]]:
-    """A policy's name and its options as `key=value`: `ampd(min, X=0)`; a word alone is its rule."""
-    name, _, rest = policy.partition("(")
-    words = [word.strip() for word in rest.rstrip(") ").split(",") if word.strip()]
-    return name.strip(), tuple(word if "=" in word else f"rule={word}" for word in words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +45,7 @@ class LivePlan:
 
     def __post_init__(self) -> None:
         for policy in self.policies:
-            if named(policy)[0] not in POLICIES:
-                raise ConfigError(f"policy is {policy!r}; choose from {', '.join(POLICIES)}")
+            Contender.read(policy)
         if not self.policies or len(set(self.policies)) < len(self.policies):
             raise ConfigError("policies: give at least one, each once")
         for name in ("conversations", "rounds", "max_turns"):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
+from conserve.sim.contender import Contender
 from conserve.sim.run import columns, simulate
 from conserve.sim.stats import Interval, mean_interval, paired_change, percentile
 
@@ -127,7 +128,7 @@ def scenario(engines: Engines, measured: Measured, policy: str, *, busy: bool) -
         link |= {"latency_s": measured.handoff_latency_s, "bytes_per_s": measured.handoff_tokens_per_s}
     return {
         "engines": made,
-        "policy": {"name": policy},
+        "policy": {"name": Contender.read(policy).policy},
         "link": link,
         # From the client to the door, and from there to the worker.
         "round_trip_s": 2 * measured.round_trip_s,

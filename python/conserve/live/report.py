@@ -33,6 +33,9 @@ def _data(plan: LivePlan, engines: Engines, result: Comparison) -> dict[str, obj
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "engines": engines.words,
         "plan": {**dataclasses.asdict(plan), "traces": None if plan.traces is None else str(plan.traces)},
+        "roles": {
+            policy: [worker.role_under(policy) for worker in engines.workers] for policy in plan.policies
+        },
         "policies": [dataclasses.asdict(one) for one in result.outcomes],
         "simulated": [dataclasses.asdict(one) for one in result.predictions],
         "rounds": [

@@ -1,7 +1,7 @@
 """Policies side by side on one workload: the same conversations, arrivals and GPUs for each, repeated over seeds.
 
-Every GPU counts for every policy: those that use prefillers get the split that is asked for, the others the same number of
-workers that do both. A run that is not stable has no percentile; it is counted.
+Every GPU counts for every policy: those that use prefillers get the split that is asked for, the others, and those written
+with `@both`, the same number of workers that do both. A run that is not stable has no percentile; it is counted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from conserve._core import policies
 from conserve.errors import ConfigError
 from conserve.policies import POLICIES
 
+from .contender import ORACLE, Contender
 from .run import columns, joules, simulate
 from .split import PARTS, Split, parts_of, split
 from .stats import Interval, mean_interval, paired_change, percentile
@@ -34,17 +34,13 @@ __all__ = [
     "POLICIES",
     "PRESETS",
     "SIMULATED",
-    "SPLIT_POLICIES",
     "Fleet",
     "Outcome",
     "Plan",
     "compare",
-    "split_names",
 ]
 
-SPLIT_POLICIES: Final = (*(name for name, splits, _ in policies() if splits), "oracle")
-"""Policies that need prefillers."""
-SIMULATED: Final = (*POLICIES, "oracle")
+SIMULATED: Final = (*POLICIES, ORACLE)
 """Those that `compare` runs: what `conserve serve` takes, and one that no router could be."""
 
 PRESETS: Final = {
@@ -67,22 +63,12 @@ MAX_CONVERSATIONS: Final = 100_000
 MAX_SEEDS: Final = 1_000
 RATES_PER_S: Final = (0.001, 10_000.0)
 
-_SEPARATOR: Final = re.compile(r",(?![^(]*\))")
 _FLEET: Final = re.compile(r"(\d{1,4})[pP](\d{1,4})[dD]", re.ASCII)
-
-
-def split_names(text: str) -> tuple[str, ...]:
-    """Policies separated by commas, each with its options in parentheses: `strict,ampd(min, X=0)`."""
-    return tuple(name.strip() for name in _SEPARATOR.split(text))
-
-
-def _name(policy: str) -> str:
-    return policy.partition("(")[0].strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Equal GPUs, of which the first `prefillers` only compute prompts under policies that use prefillers."""
+    """Equal GPUs, of which the first `prefillers` only compute prompts, except for contenders that do both."""
 
     prefillers: int
     decoders: int
@@ -108,16 +94,30 @@ class Fleet:
             )
         return cls(prefillers, decoders, preset)
 
+    @property
+    def split(self) -> str:
+        """Prefillers and decoders: `1P3D`."""
+        return f"{self.prefillers}P{self.decoders}D"
+
+    @property
+    def gpus(self) -> int:
+        """How many."""
+        return self.prefillers + self.decoders
+
+    def all_both(self, policy: str) -> bool:
+        """Whether they all do both under `policy`."""
+        return Contender.read(policy, known=SIMULATED).does_both
+
     def engines(self, policy: str) -> list[dict[str, str]]:
         """The workers under `policy`, as a scenario names them."""
         roles = ["prefiller"] * self.prefillers + ["decoder"] * self.decoders
-        if _name(policy) not in SPLIT_POLICIES:
+        if self.all_both(policy):
             roles = ["both"] * len(roles)
         return [{"role": role, "preset": self.preset} for role in roles]
 
     def __str__(self) -> str:
         """As it is written, with what its preset stands for: `1P3D of a40 (A40, Qwen3-0.6B)`."""
-        return f"{self.prefillers}P{self.decoders}D of {self.preset} ({PRESETS[self.preset]})"
+        return f"{self.split} of {self.preset} ({PRESETS[self.preset]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuses what could not be run, naming the option."""
         for policy in self.policies:
-            if _name(policy) not in SIMULATED:
-                raise ConfigError(f"policy is {policy!r}; choose from {', '.join(SIMULATED)}")
+            Contender.read(policy, known=SIMULATED)
         if not self.policies:
             raise ConfigError("no policy is given")
         for name, count, most in (
@@ -159,6 +158,8 @@ class Outcome:
 
     policy: str
     """In full, with the options by which it decided."""
+    fleet: str
+    """The workers that it had: `1P3D`, or `4 both`."""
     ttfet_p50_s: Interval
     ttfet_p95_s: Interval
     ttft_p95_s: Interval
@@ -212,7 +213,8 @@ def _one(plan: Plan, policy: str, seed: int) -> _Run:
     tasks = conversations(plan.workload, plan.conversations, seed=seed, traces=plan.traces)
     arrivals = poisson(len(tasks), rate_per_s=plan.rate_per_s, seed=seed)
     workload = columns(tasks, arrivals_s=arrivals, shared_prefix=True)
-    scenario = {"engines": plan.fleet.engines(policy), "policy": {"name": policy}}
+    contender = Contender.read(policy, known=SIMULATED)
+    scenario = {"engines": plan.fleet.engines(policy), "policy": {"name": contender.policy}}
     return _read(simulate(scenario, workload, seed=seed))
 
 
@@ -248,7 +250,8 @@ def _outcome(plan: Plan, policy: str, runs: dict[tuple[str, int], _Run]) -> Outc
     pairs = [(run, other) for run, other in zip(own, base, strict=True) if run.stable and other.stable]
     computed = sum(run.computed for run in own)
     return Outcome(
-        policy=own[0].policy,
+        policy=Contender.read(policy, known=SIMULATED).called(own[0].policy),
+        fleet=f"{plan.fleet.gpus} both" if plan.fleet.all_both(policy) else plan.fleet.split,
         ttfet_p50_s=_mean(run.ttfet_p50_s for run in stable),
         ttfet_p95_s=_mean(run.ttfet_p95_s for run in stable),
         ttft_p95_s=_mean(run.ttft_p95_s for run in stable),

@@ -61,6 +61,24 @@ fn flips_send_later_turns_away_and_only_those() {
 }
 
 #[test]
+fn follow_kv_is_sent_away_where_there_is_a_prefiller_to_go_to() {
+    let columns = agents(150, 0.8, 5);
+    let later = columns.append.len() as f64 - 150.0;
+    let handoffs = |policy: &str| run(&fleet(policy), &columns).counters.handoffs as f64;
+    let sent = handoffs("follow-kv(toremote=0.2)") - handoffs("follow-kv");
+    assert!((sent / later - 0.2).abs() < 0.06, "{}", sent / later);
+    for role in ["both", "decoder"] {
+        let engine = format!(r#"{{"role": "{role}"}}"#);
+        let alike = |policy: &str| {
+            format!(r#"{{"engines": [{engine}, {engine}], "policy": {{"name": "{policy}"}}}}"#)
+        };
+        let error = Scenario::from_json(&alike("follow-kv(toremote=0.2)")).expect_err(role);
+        assert_eq!(error.key, "policy.options", "{error}");
+        run(&alike("follow-kv(toremote=0)"), &columns);
+    }
+}
+
+#[test]
 fn noise_and_lengths_change_what_decides_by_times() {
     let columns = agents(80, 3.0, 7);
     let of = |policy: &str| rows(&run(&fleet(policy), &columns));

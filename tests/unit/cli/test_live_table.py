@@ -7,7 +7,7 @@ from rich.console import Console
 
 from conserve.cli._live_table import show
 from conserve.live.compare import Comparison
-from conserve.live.engines import Engines
+from conserve.live.engines import Engines, tiny
 from conserve.live.outcome import Outcome
 from conserve.live.plan import LivePlan
 from conserve.sim.stats import Interval
@@ -56,3 +56,13 @@ def test_no_line_is_wider_than_the_terminal_and_no_title_is_cut(
     ):
         assert any(title in line for line in lines), f"{title} is cut or in two lines"
     assert not any("…" in line for line in lines)
+
+
+def test_the_title_says_whose_workers_all_do_both() -> None:
+    names = ("strict", "follow-kv", "follow-kv@both", "collocated")
+    told = Comparison([], [outcome(name) for name in names], ())
+    console = Console(width=200)
+    with console.capture() as captured:
+        show(LivePlan("claude-code", names, 0.25), tiny("tiny:1p2d"), told, console)
+    title = captured.get().splitlines()[0].strip()
+    assert title.endswith("3 rounds; every worker does both under follow-kv@both, collocated")

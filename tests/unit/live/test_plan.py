@@ -9,7 +9,8 @@ import pytest
 from conserve import ConfigError
 from conserve.live import LivePlan, Script
 from conserve.live.engines import from_urls, tiny
-from conserve.live.plan import named, scaled, scripts
+from conserve.live.plan import scaled, scripts
+from conserve.sim.contender import Contender
 from conserve.sim.workload import Conversation, TurnRecord
 
 TASK = Conversation(
@@ -100,21 +101,31 @@ def test_a_trace_that_does_not_fit_says_so() -> None:
         plan().tasks(0, context_limit=10)
 
 
-def test_policies_that_split_need_both_roles() -> None:
+def test_policies_that_need_prefillers_are_refused_where_there_are_none() -> None:
     alike = from_urls([], [], ["http://w0:8000", "http://w1:8000"], connector="nixl")
-    alike.check(["collocated"])
-    with pytest.raises(ConfigError, match="policy strict needs at least one prefiller"):
+    alike.check(["collocated", "follow-kv", "strict@both"])
+    with pytest.raises(
+        ConfigError, match=r"policy strict needs at least one prefiller .* strict@both has all"
+    ):
         alike.check(["collocated", "strict"])
+    useless = from_urls(["http://p0:8000"], [], [], connector="nixl")
+    useless.check(["follow-kv@both"])
+    with pytest.raises(ConfigError, match="policy follow-kv needs a decoder"):
+        useless.check(["follow-kv"])
     with pytest.raises(ConfigError, match="tiny:1p2d"):
         tiny("tiny:0p2d")
 
 
-def test_a_policy_may_have_options() -> None:
-    assert named("strict") == ("strict", ())
-    assert named("ampd(min, X=0)") == ("ampd", ("rule=min", "X=0"))
-    plan(policies=("strict", "ampd(min)", "ampd(slo)"))
+def test_a_policy_may_have_options_and_all_workers_do_both() -> None:
+    read = Contender.read("ampd(min, X=0)@both")
+    assert (read.name, read.options, read.policy) == ("ampd", ("rule=min", "X=0"), "ampd(min, X=0)")
+    assert Contender.read("strict").options == ()
+    plan(policies=("strict", "strict@both", "ampd(min)", "ampd(slo)"))
+    with pytest.raises(ConfigError, match=r"policy is 'strict@all'; choose from .* with @both at the end"):
+        plan(policies=("strict@all",))
     one = from_urls(["http://p0:8000"], ["http://d0:8000"], [], connector="nixl").workers[0]
-    assert one.role_under("ampd(min)") == "prefiller"
+    assert one.role_under("ampd(min)") == one.role_under("follow-kv") == "prefiller"
+    assert one.role_under("ampd(min)@both") == one.role_under("follow-kv@both") == "both"
 
 
 def test_a_worker_is_told_to_the_door_by_what_it_does_under_the_policy() -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from conserve import ConfigError
 from conserve.cli import main
-from conserve.sim.compare import POLICIES, PRESETS, Fleet, Plan, compare, split_names
+from conserve.policies import DEFAULT_POLICY
+from conserve.sim.compare import POLICIES, PRESETS, Fleet, Plan, compare
+from conserve.sim.contender import split_names
 from conserve.sim.run import columns, simulate
 from conserve.sim.workload import generate
 
@@ -27,7 +29,9 @@ def test_every_policy_runs_on_as_many_gpus() -> None:
         "decoder",
         "decoder",
     ]
-    assert [engine["role"] for engine in fleet.engines("collocated")] == ["both"] * 4
+    for alike in ("collocated", "strict@both", "follow-kv@both", "ampd(min, X=0)@both"):
+        assert [engine["role"] for engine in fleet.engines(alike)] == ["both"] * 4
+    assert fleet.engines("follow-kv") == fleet.engines("strict"), "as `conserve serve` has it"
     for text in ("3", "0P3D", "1P0D", "P3D", "1P00D", "1P1025D", f"{'9' * 5000}P1D"):
         with pytest.raises(ConfigError, match="as 1P3D"):
             Fleet.read(text)
@@ -42,6 +46,28 @@ def test_handoffs_are_those_that_each_policy_makes() -> None:
     assert 1 <= told["ampd"].handoffs < turns
     assert told["collocated-spread"].recomputed_share > told["collocated"].recomputed_share
     assert all(one.unstable == 0 for one in told.values())
+
+
+def test_the_default_does_what_the_split_says_and_with_both_what_equal_workers_do() -> None:
+    split, alike, strict, collocated = compare(
+        plan(("follow-kv", "follow-kv@both", "strict@both", "collocated"))
+    )
+    assert (split.policy, split.fleet, split.handoffs) == ("follow-kv", "1P2D", 1)
+    assert (alike.policy, alike.fleet, alike.handoffs) == ("follow-kv@both", "3 both", 0)
+    assert strict.fleet == collocated.fleet == "3 both"
+    assert strict.ttfet_p95_s == collocated.ttfet_p95_s, "nobody computes for another"
+
+
+def test_any_policy_runs_where_all_do_both() -> None:
+    found = compare(
+        plan(("oracle@both", "disaggregated(pcache=0)@both", "deflect(tbt_ms=60) @both"), seeds=1)
+    )
+    assert [one.policy for one in found] == [
+        "oracle(slo, X=1, pcache=1)@both",
+        "disaggregated(pcache=0)@both",
+        "deflect(tbt_ms=60)@both",
+    ]
+    assert all(one.unstable == 0 for one in found)
 
 
 def test_the_same_seeds_give_the_same_numbers() -> None:
@@ -74,6 +100,8 @@ def test_the_command_names_a_wrong_option(capsys: pytest.CaptureFixture[str]) ->
     assert "policy is 'guess'" in capsys.readouterr().err
     assert main(["sim", "--policy", "strict,ampd(luck)"]) == 2
     assert "rule = luck is out of range" in capsys.readouterr().err
+    assert main(["sim", "--policy", "strict@bot"]) == 2
+    assert "with @both at the end for workers that all do both" in capsys.readouterr().err
     assert main(["sim", "--trace", "nothere"]) == 2
     assert capsys.readouterr().err.startswith("conserve sim: --trace nothere: choose one of swebench, ")
     assert main(["sim", "--preset", "h100-8b"]) == 2
@@ -94,6 +122,18 @@ def test_the_title_says_what_was_simulated(capsys: pytest.CaptureFixture[str]) -
     title = capsys.readouterr().out.splitlines()[0]
     assert title.startswith("1P2D of l40s-8b (L40S, 8B model), swe-agent (generated, not recorded), ")
     assert "1 conversation, 1 seed" in title
+
+
+def test_without_a_policy_the_default_is_what_the_others_are_compared_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["sim", "--conversations", "5", "--seeds", "1", "--fleet", "1P2D"]
+    assert main([*words, "--json"]) == 0
+    told = [(one["policy"], one["fleet"]) for one in json.loads(capsys.readouterr().out)]
+    assert told == [(DEFAULT_POLICY, "1P2D"), ("strict", "1P2D"), ("collocated", "3 both")]
+    assert main([*words, "--policy", "follow-kv,collocated,strict@both"]) == 0
+    title = " ".join(capsys.readouterr().out.split()).partition(" policy ")[0]
+    assert title.endswith("1 seed; every worker does both under collocated, strict@both")
 
 
 @pytest.mark.parametrize(

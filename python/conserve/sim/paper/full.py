@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from conserve.sim.compare import Fleet
+from conserve.sim.compare import SIMULATED, Fleet
+from conserve.sim.contender import Contender
 from conserve.sim.run import columns, simulate
 from conserve.sim.stats import percentile
 from conserve.sim.workload import conversations, poisson, traces_dir
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from conserve._core import SimResult
     from conserve.sim.workload import Conversation
 
-__all__ = ["FLEET", "GATE", "LOADS", "SLOS", "Trial", "capacity_per_s", "first_share", "measure"]
+__all__ = ["FLEET", "GATE", "LOADS", "SLOS", "Trial", "capacity_per_s", "first_share", "gpus", "measure"]
 
 FLEET: Final = Fleet(1, 3, "a40")
 LOADS: Final = (0.3, 0.7)
@@ -58,6 +59,12 @@ class Trial:
     conversations: int
 
 
+def gpus(policy: str) -> list[dict[str, str]]:
+    """The four under `policy`: split if it needs prefillers. Those of `follow-kv`, which does without, all do both."""
+    needs_some = Contender.read(policy, known=SIMULATED).needs_prefillers
+    return FLEET.engines(policy if needs_some else f"{policy}@both")
+
+
 @lru_cache(maxsize=2)
 def _tasks(workload: str, count: int, seed: int, recorded: bool) -> tuple[Conversation, ...]:
     traces = traces_dir() if recorded else None
@@ -81,7 +88,7 @@ def capacity_per_s(workload: str, *, count: int, recorded: bool) -> float:
         for task in _tasks(workload, count, _PROBE_SEED, recorded)
     ]
     scenario = {
-        "engines": FLEET.engines("collocated"),
+        "engines": gpus("collocated"),
         "policy": {"name": "collocated"},
         "router": GATE,
         "closed_loop": _probe_loop(busy),
@@ -104,8 +111,7 @@ def first_share(workload: str, *, count: int, recorded: bool) -> float:
 def _probe_loop(tasks: list[Conversation]) -> int:
     """As many at once as keep four GPUs busy and evict nothing: half of the KV holds their largest contexts."""
     largest = math.fsum(task.peak_context_tokens for task in tasks) / len(tasks)
-    gpus = len(FLEET.engines("collocated"))
-    return max(gpus, min(_MOST_AT_ONCE, int(0.5 * gpus * _KV_TOKENS / largest)))
+    return max(FLEET.gpus, min(_MOST_AT_ONCE, int(0.5 * FLEET.gpus * _KV_TOKENS / largest)))
 
 
 def measure(trial: Trial) -> dict[str, float]:
@@ -115,7 +121,7 @@ def measure(trial: Trial) -> dict[str, float]:
     arrivals = poisson(len(tasks), rate_per_s=trial.rate_per_s, seed=trial.seed)
     window = (arrivals[int(_FROM * len(tasks))], arrivals[int(_TO * len(tasks))])
     scenario = {
-        "engines": FLEET.engines(trial.policy),
+        "engines": gpus(trial.policy),
         "policy": {"name": trial.policy},
         "router": GATE,
         "energy_window_s": window,

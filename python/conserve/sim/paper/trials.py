@@ -10,7 +10,7 @@ from conserve.sim.run import columns, simulate
 from conserve.sim.stats import mean_interval, paired_change
 from conserve.sim.workload import generate
 
-from .full import FLEET, SLOS, Trial, as_cell, first_share
+from .full import SLOS, Trial, as_cell, first_share, gpus
 from .results import Json, Sample, plain, sample
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _COMPARED: Final = ("ttfet_own_p95_s", "tbt_p95_s", "tokens_per_j")
 def variant(policy: str) -> str:
     """The policy in full, with the options by which it decides."""
     workload = columns(list(generate("swe-agent", 1, seed=1)), arrivals_s=[0.0])
-    return simulate({"engines": FLEET.engines(policy), "policy": {"name": policy}}, workload, seed=1).policy
+    return simulate({"engines": gpus(policy), "policy": {"name": policy}}, workload, seed=1).policy
 
 
 @dataclass(frozen=True, slots=True)
