@@ -7,7 +7,6 @@
 use bytes::Bytes;
 
 use super::config::DispatchConfig;
-use crate::units::ConversationKey;
 
 /// One header: name in lower case, value.
 pub type Header = (Bytes, Bytes);
@@ -51,28 +50,26 @@ pub(crate) fn credential(headers: &[Header]) -> Option<&[u8]> {
         .map(|value| &**value)
 }
 
-/// The headers of a request to a worker. The session is the conversation's `key`: an engine names it in its KV events.
+/// The headers of a request to a worker. The `session` is the conversation's key: an engine names it in its KV events.
 pub(crate) fn to_worker(
     headers: &[Header],
     config: &DispatchConfig,
     request_id: &Bytes,
-    key: ConversationKey,
+    session: &Bytes,
 ) -> Vec<Header> {
     let named = named_by_connection(headers);
-    let mut sent: Vec<Header> = headers
-        .iter()
-        .filter(|(name, _)| {
-            let is_credential = CREDENTIALS.iter().any(|credential| is(name, credential));
-            !(is_of_one_hop(name, &named)
-                || (is_credential && !config.forward_authorization)
-                || is(name, "accept-encoding")
-                || is(name, "x-request-id")
-                || is(name, SESSION))
-        })
-        .cloned()
-        .collect();
+    let mut sent = Vec::with_capacity(headers.len() + 4);
+    let passed = headers.iter().filter(|(name, _)| {
+        let is_credential = CREDENTIALS.iter().any(|credential| is(name, credential));
+        !(is_of_one_hop(name, &named)
+            || (is_credential && !config.forward_authorization)
+            || is(name, "accept-encoding")
+            || is(name, "x-request-id")
+            || is(name, SESSION))
+    });
+    sent.extend(passed.cloned());
     sent.push(header("x-request-id", request_id.clone()));
-    sent.push(header(SESSION, Bytes::from(key.to_string())));
+    sent.push((Bytes::from_static(SESSION.as_bytes()), session.clone()));
     // What is encoded cannot be read on its way: tokens, usage and errors would go unseen.
     sent.push(header("accept-encoding", Bytes::from_static(b"identity")));
     if let Some(key) = &config.worker_key {
@@ -87,14 +84,12 @@ pub(crate) fn to_worker(
 /// The headers of an answer to the client: the worker's and our own.
 pub(crate) fn to_client(headers: &[Header], own: Vec<Header>) -> Vec<Header> {
     let named = named_by_connection(headers);
-    let mut sent: Vec<Header> = headers
-        .iter()
-        .filter(|(name, _)| {
-            let is_ours = own.iter().any(|(ours, _)| is(ours, name));
-            !(is_of_one_hop(name, &named) || is(name, "date") || is(name, "server") || is_ours)
-        })
-        .cloned()
-        .collect();
+    let mut sent = Vec::with_capacity(headers.len() + own.len());
+    let passed = headers.iter().filter(|(name, _)| {
+        let is_ours = own.iter().any(|(ours, _)| is(ours, name));
+        !(is_of_one_hop(name, &named) || is(name, "date") || is(name, "server") || is_ours)
+    });
+    sent.extend(passed.cloned());
     sent.extend(own);
     sent
 }
@@ -127,11 +122,25 @@ fn is(found: &[u8], name: impl AsRef<[u8]>) -> bool {
 }
 
 fn is_of_one_hop(name: &Bytes, named: &[Bytes]) -> bool {
-    OF_ONE_HOP
-        .iter()
-        .chain(&OF_THE_DOOR)
-        .any(|hop| is(name, hop))
+    let may_be = name.len() < 64 && HOP_LENGTHS >> name.len() & 1 == 1;
+    may_be
+        && OF_ONE_HOP
+            .iter()
+            .chain(&OF_THE_DOOR)
+            .any(|hop| is(name, hop))
         || named.iter().any(|other| is(other, name))
+}
+
+/// A bit for the length of each name that stays on its hop: most others are told by that.
+const HOP_LENGTHS: u64 = lengths(&OF_ONE_HOP) | lengths(&OF_THE_DOOR);
+
+const fn lengths(names: &[&str]) -> u64 {
+    let (mut bits, mut at) = (0, 0);
+    while at < names.len() {
+        bits |= 1 << names[at].len();
+        at += 1;
+    }
+    bits
 }
 
 fn named_by_connection(headers: &[Header]) -> Vec<Bytes> {
@@ -189,12 +198,8 @@ mod tests {
             ("x-custom", "b"),
         ]);
         let id = Bytes::from_static(b"r-1");
-        let sent = to_worker(
-            &client,
-            &DispatchConfig::default(),
-            &id,
-            ConversationKey(255),
-        );
+        let session = Bytes::from_static(b"00ff");
+        let sent = to_worker(&client, &DispatchConfig::default(), &id, &session);
         let kept = ["traceparent: 00-1-2-03", "x-custom: a", "x-custom: b"];
         assert_eq!(
             text(&sent),
@@ -202,7 +207,7 @@ mod tests {
                 &kept[..],
                 &[
                     "x-request-id: r-1",
-                    "x-session-id: 000000000000000000000000000000ff",
+                    "x-session-id: 00ff",
                     "accept-encoding: identity"
                 ]
             ]
@@ -214,14 +219,14 @@ mod tests {
             ..DispatchConfig::default()
         };
         assert!(
-            text(&to_worker(&client, &forward, &id, ConversationKey(1)))
+            text(&to_worker(&client, &forward, &id, &session))
                 .contains(&"authorization: Bearer sk-client".to_owned())
         );
         let keyed = DispatchConfig {
             worker_key: Some(Secret::new("sk-w")),
             ..DispatchConfig::default()
         };
-        let sent = text(&to_worker(&client, &keyed, &id, ConversationKey(1)));
+        let sent = text(&to_worker(&client, &keyed, &id, &session));
         assert!(
             sent.contains(&"authorization: Bearer sk-w".to_owned())
                 && !sent.concat().contains("sk-client")

@@ -11,6 +11,7 @@ mod relay;
 mod settle;
 mod start;
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -59,11 +60,47 @@ struct Request {
     history: Option<u128>,
     /// Nobody can continue the conversation: it ends with this turn.
     nameless: bool,
-    /// The client's `x-request-id`, or one of our own.
-    trace: Bytes,
+    texts: Texts,
     /// Tells this request from the others of its conversation.
     serial: u64,
 }
+
+/// What is said of a request in headers, cut from one buffer.
+struct Texts {
+    /// The conversation's key, as the workers are told it.
+    key: Bytes,
+    /// The same as its tenant is told it.
+    handle: Bytes,
+    /// The client's `x-request-id`, or one of our own.
+    trace: Bytes,
+}
+
+impl Texts {
+    fn new(
+        key: ConversationKey,
+        handle: ConversationKey,
+        serial: u64,
+        trace: Option<Bytes>,
+    ) -> Self {
+        let mut text = String::with_capacity(128);
+        write!(text, "{key}{handle}").expect("a string takes all");
+        let ends = (KEY_DIGITS, text.len());
+        if trace.is_none() {
+            text.push_str("conserve-");
+            text.extend_from_within(..KEY_DIGITS / 2);
+            write!(text, "-{serial}").expect("a string takes all");
+        }
+        let text = Bytes::from(text);
+        Self {
+            key: text.slice(..ends.0),
+            handle: text.slice(ends.0..ends.1),
+            trace: trace.unwrap_or_else(|| text.slice(ends.1..)),
+        }
+    }
+}
+
+/// How long a key is.
+const KEY_DIGITS: usize = 32;
 
 impl Request {
     /// What the client is told of its conversation's key.

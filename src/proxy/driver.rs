@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use tokio::sync::Notify;
-use tokio::time::{sleep_until, timeout};
+use tokio::time::sleep_until;
 
 use super::connection::Link;
 use super::exchange::{Broken, Exchange, post};
@@ -19,7 +19,7 @@ use super::outgoing::{Content, draining};
 use super::relay::Relay;
 use super::shared::{Shared, Stage};
 use super::stats::During;
-use crate::dispatch::{Action, Dispatch, Endpoint, Header, Refusal, TimeoutKind, Upstream};
+use crate::dispatch::{Action, Dispatch, Endpoint, Header, Refusal, Upstream};
 use crate::error::Phase;
 use crate::units::Timestamp;
 
@@ -30,6 +30,8 @@ pub(crate) struct Drive {
     pub(crate) dispatch: Box<Dispatch>,
     route: Endpoint,
     link: Arc<Link>,
+    /// For the headers of the answer: an empty map with room, that of the request.
+    map: HeaderMap,
     during: During,
     /// The status that the client was sent; 0 before.
     status: u16,
@@ -54,16 +56,18 @@ struct Begun {
 impl Drive {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        dispatch: Dispatch,
+        dispatch: Box<Dispatch>,
         route: Endpoint,
         link: Arc<Link>,
+        map: HeaderMap,
     ) -> Self {
         shared.stats.entered();
         Self {
             shared,
-            dispatch: Box::new(dispatch),
+            dispatch,
             route,
             link,
+            map,
             during: During::Start,
             status: 0,
             is_over: false,
@@ -151,34 +155,25 @@ impl Drive {
     /// One exchange whose answer is held whole.
     async fn call(&mut self, upstream: &Upstream) -> Action {
         self.enter(upstream.phase);
-        let answered = async {
-            let (status, map, exchange) = post(&self.shared, upstream).await?;
-            let body = exchange.read_whole(upstream.max_answer_bytes).await?;
-            Ok((status, map, body))
+        let (status, headers, exchange) = match post(&self.shared, upstream).await {
+            Ok(answered) => answered,
+            Err(broken) => return self.failed(&broken, upstream),
         };
-        match timeout(upstream.first_byte_timeout, answered).await {
-            Ok(Ok((status, map, body))) => {
-                let headers = headers::from_map(&map);
-                self.dispatch.answered(status, &headers, &body, self.now())
-            }
-            Ok(Err(broken)) => self.failed(&broken, upstream),
-            Err(_) => self.failed(&Broken::late(TimeoutKind::FirstByte), upstream),
+        let read = exchange.read_whole(upstream.max_answer_bytes, upstream);
+        match read.await {
+            Ok(body) => self.dispatch.answered(status, &headers, &body, self.now()),
+            Err(broken) => self.failed(&broken, upstream),
         }
     }
 
     /// One exchange whose answer is passed on as it comes.
     async fn stream(&mut self, upstream: Upstream) -> Next {
         self.enter(upstream.phase);
-        let answered = timeout(upstream.first_byte_timeout, post(&self.shared, &upstream)).await;
-        let (status, map, mut exchange) = match answered {
-            Ok(Ok(answered)) => answered,
-            Ok(Err(broken)) => return Next::Act(self.failed(&broken, &upstream)),
-            Err(_) => {
-                let late = Broken::late(TimeoutKind::FirstByte);
-                return Next::Act(self.failed(&late, &upstream));
-            }
+        let (status, headers, mut exchange) = match post(&self.shared, &upstream).await {
+            Ok(answered) => answered,
+            Err(broken) => return Next::Act(self.failed(&broken, &upstream)),
         };
-        let headers = headers::from_map(&map);
+        exchange.rest();
         let mut action = self.dispatch.head(status, &headers, self.now());
         let mut has_begun = false;
         while action == Action::Listen {
@@ -198,11 +193,10 @@ impl Drive {
                 exchange,
             }),
             Action::Collect { limit } => {
-                let read = timeout(upstream.first_byte_timeout, exchange.read_whole(limit)).await;
-                Next::Act(match read {
-                    Ok(Ok(body)) => self.dispatch.answered(status, &headers, &body, self.now()),
-                    Ok(Err(broken)) => self.failed(&broken, &upstream),
-                    Err(_) => self.failed(&Broken::late(TimeoutKind::FirstByte), &upstream),
+                let read = exchange.read_whole(limit, &upstream);
+                Next::Act(match read.await {
+                    Ok(body) => self.dispatch.answered(status, &headers, &body, self.now()),
+                    Err(broken) => self.failed(&broken, &upstream),
                 })
             }
             action => Next::Act(action),
@@ -216,16 +210,15 @@ impl Drive {
         exchange: &mut Exchange,
         has_begun: bool,
     ) -> Action {
-        let (kind, limit) = upstream.patience(has_begun);
-        let piece = poll_fn(|context| exchange.poll_piece(context));
-        match timeout(limit, piece).await {
-            Ok(Ok(piece)) => {
+        let patience = upstream.patience(has_begun);
+        let piece = poll_fn(|context| exchange.poll_piece(patience, context));
+        match piece.await {
+            Ok(piece) => {
                 let piece = piece.unwrap_or_default();
                 self.shared.stats.relayed(piece.len());
                 self.dispatch.heard(&piece, self.now())
             }
-            Ok(Err(broken)) => self.failed(&broken, upstream),
-            Err(_) => self.failed(&Broken::late(kind), upstream),
+            Err(broken) => self.failed(&broken, upstream),
         }
     }
 
@@ -269,8 +262,9 @@ impl Drive {
             None,
             self.dispatch.reason(),
         );
+        let map = std::mem::take(&mut self.map);
         let relay = Relay::new(self, upstream, exchange, first);
-        head(status, headers, Content::Relay(Box::new(relay)))
+        head(status, headers, map, Content::Relay(Box::new(relay)))
     }
 
     fn reply(mut self, status: u16, headers: Vec<Header>, body: Bytes) -> Response<Content> {
@@ -283,7 +277,8 @@ impl Drive {
         );
         self.status = status;
         self.is_over = true;
-        head(status, headers, Content::whole(body))
+        let map = std::mem::take(&mut self.map);
+        head(status, headers, map, Content::whole(body))
     }
 
     /// All of the answer was given to the client's connection.
@@ -292,10 +287,10 @@ impl Drive {
     }
 }
 
-fn head(status: u16, headers: Vec<Header>, body: Content) -> Response<Content> {
+fn head(status: u16, headers: Vec<Header>, map: HeaderMap, body: Content) -> Response<Content> {
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
-    *response.headers_mut() = headers::to_map(headers);
+    *response.headers_mut() = headers::to_map(headers, map);
     response
 }
 

@@ -4,33 +4,25 @@
 //! is no failure of the worker: the request goes out once more, on a new connection.
 //! Leaves to others: what to send and what a failure means (`Dispatch`), how long to wait for a piece (`driver`, `relay`).
 
-use std::error::Error;
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{HOST, HeaderMap, HeaderValue};
-use http::{Method, Request, Response, Uri};
-use hyper::body::{Body, Incoming};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::headers;
-use super::outgoing::Whole;
-use super::pool::Conn;
+use super::conn::Conn;
+use super::framing::{Framing, Step};
+use super::http1::{Head, HeadReader, Malformed, write_head};
 use super::quiet::Quiet;
 use super::shared::Shared;
 use super::socket::Socket;
 use super::tls;
-use crate::dispatch::{Failure, TimeoutKind, Upstream};
-
-/// The largest head of an answer, in bytes.
-const HEAD_LIMIT_BYTES: usize = 64 << 10;
+use crate::dispatch::{Failure, Header, TimeoutKind, Upstream};
 
 /// What went wrong, and what it looked like.
 #[derive(Debug)]
@@ -52,18 +44,16 @@ impl Broken {
     }
 }
 
-impl From<hyper::Error> for Broken {
-    fn from(error: hyper::Error) -> Self {
-        let failure = if error.is_parse() {
-            Failure::Protocol
-        } else {
-            Failure::Reset
-        };
-        let cause = error.source().map(|cause| format!(": {cause}"));
-        Self::new(
-            failure,
-            &format_args!("{error}{}", cause.unwrap_or_default()),
-        )
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        Self::new(Failure::Reset, &error)
+    }
+}
+
+impl Broken {
+    /// The connection ended before the answer did.
+    fn ended() -> Self {
+        Self::new(Failure::Reset, &"the connection ended before the answer")
     }
 }
 
@@ -71,32 +61,29 @@ impl From<hyper::Error> for Broken {
 pub(crate) struct Exchange {
     shared: Arc<Shared>,
     /// `None` once the answer is complete.
-    conn: Option<Conn>,
-    /// The connection has ended; what it had read is still in `body`.
-    is_closed: bool,
-    body: Incoming,
-    /// The connection was told that more of the body is wanted.
-    is_asked: bool,
+    conn: Option<Box<Conn>>,
+    framing: Framing,
+    keeps_alive: bool,
     quiet: Quiet,
 }
 
-/// Sends `upstream`; the answer once its head is here.
+/// Sends `upstream`; status and headers of the answer once they are here.
 pub(crate) async fn post(
     shared: &Arc<Shared>,
     upstream: &Upstream,
-) -> Result<(u16, HeaderMap, Exchange), Broken> {
+) -> Result<(u16, Vec<Header>, Exchange), Broken> {
     let (origin, path) = split(&upstream.url)?;
-    if let Some(conn) = shared.pool.take(origin) {
-        match send(shared, conn, upstream, path).await {
-            Err(broken) if broken.failure == Failure::Reset => {}
-            answered => return answered,
-        }
+    if let Some(conn) = shared.pool.take(origin)
+        && let Some(answered) = send(shared, conn, upstream, path).await?
+    {
+        return Ok(answered);
     }
     let conn = connect(shared, origin, upstream).await?;
-    send(shared, conn, upstream, path).await
+    let answered = send(shared, conn, upstream, path).await?;
+    answered.ok_or_else(Broken::ended)
 }
 
-async fn connect(shared: &Shared, origin: &str, upstream: &Upstream) -> Result<Conn, Broken> {
+async fn connect(shared: &Shared, origin: &str, upstream: &Upstream) -> Result<Box<Conn>, Broken> {
     let authority = authority(origin);
     let is_tls = origin.starts_with("https:");
     let has_port = authority.rfind(':') > authority.rfind(']');
@@ -124,11 +111,7 @@ async fn connect(shared: &Shared, origin: &str, upstream: &Upstream) -> Result<C
         Ok(Err(error)) => return Err(Broken::new(Failure::Unreachable, &error)),
         Err(_) => return Err(Broken::late(TimeoutKind::Connect)),
     };
-    let (sender, driver) = http1::Builder::new()
-        .max_header_size(HEAD_LIMIT_BYTES)
-        .handshake(TokioIo::new(stream))
-        .await?;
-    Ok(Conn::new(Arc::from(origin), sender, driver))
+    Ok(Box::new(Conn::new(Arc::from(origin), stream)))
 }
 
 /// Whether connecting failed for want of something of ours: a file, a local port, memory.
@@ -145,60 +128,75 @@ fn is_ours(error: &io::Error) -> bool {
     )
 }
 
+/// The head of the answer, and the rest to come; `None`: the connection ended without a byte of one.
 async fn send(
     shared: &Arc<Shared>,
-    mut conn: Conn,
+    mut conn: Box<Conn>,
     upstream: &Upstream,
     path: &str,
-) -> Result<(u16, HeaderMap, Exchange), Broken> {
-    let request = request(authority(&conn.origin), upstream, path)?;
-    let mut quiet = Quiet::default();
-    let (response, is_closed) = exchange(&mut conn, request, &mut quiet).await?;
-    let (head, body) = response.into_parts();
-    let exchange = Exchange {
-        shared: Arc::clone(shared),
-        conn: Some(conn),
-        is_closed,
-        body,
-        is_asked: false,
-        quiet,
-    };
-    Ok((head.status.as_u16(), head.headers, exchange))
+) -> Result<Option<(u16, Vec<Header>, Exchange)>, Broken> {
+    let body = upstream.body.clone();
+    let length = body.len();
+    let put = conn.put(body, |out, origin| {
+        write_head(out, authority(origin), path, &upstream.headers, length)
+    });
+    put.map_err(|Malformed(what)| Broken::new(Failure::Unreachable, &what))?;
+    let mut reader = HeadReader::default();
+    let head = poll_fn(|context| match poll_head(&mut conn, &mut reader, context) {
+        Poll::Pending => {
+            let late = conn.patience.poll(upstream.first_byte_timeout, context);
+            late.map(|()| Err(Broken::late(TimeoutKind::FirstByte)))
+        }
+        ready @ Poll::Ready(_) => ready,
+    });
+    let head = head.await?;
+    let answered = head.map(|head| {
+        let exchange = Exchange {
+            shared: Arc::clone(shared),
+            conn: Some(conn),
+            framing: head.framing,
+            keeps_alive: head.keeps_alive,
+            quiet: Quiet::default(),
+        };
+        (head.status, head.headers, exchange)
+    });
+    Ok(answered)
 }
 
-/// Drives the connection until the head of the answer is here; whether the connection has ended by then.
-async fn exchange(
+/// The head of the answer, which may come before all of the request was taken; `None`: the connection ended before any of it.
+fn poll_head(
     conn: &mut Conn,
-    request: Request<Whole>,
-    quiet: &mut Quiet,
-) -> Result<(Response<Incoming>, bool), hyper::Error> {
-    let mut answer = pin!(conn.sender.send_request(request));
-    let driver = &mut conn.driver;
-    let mut is_closed = false;
-    std::future::poll_fn(move |context| {
-        quiet.poll(context, |context| {
-            // Its own error reaches `answer`.
-            is_closed = is_closed || driver.as_mut().poll(context).is_ready();
-            answer
-                .as_mut()
-                .poll(context)
-                .map_ok(|response| (response, is_closed))
-        })
-    })
-    .await
-}
-
-fn request(authority: &str, upstream: &Upstream, path: &str) -> Result<Request<Whole>, Broken> {
-    let invalid =
-        |what: &str| Broken::new(Failure::Unreachable, &format_args!("{what} is not valid"));
-    let mut request = Request::new(Whole::new(upstream.body.clone()));
-    *request.method_mut() = Method::POST;
-    *request.uri_mut() = Uri::try_from(path).map_err(|_| invalid("the path of its URL"))?;
-    let host = HeaderValue::from_str(authority).map_err(|_| invalid("the host of its URL"))?;
-    let mut map = headers::to_map(upstream.headers.clone());
-    map.insert(HOST, host);
-    *request.headers_mut() = map;
-    Ok(request)
+    reader: &mut HeadReader,
+    context: &mut Context<'_>,
+) -> Poll<Result<Option<Head>, Broken>> {
+    let unsent = if conn.has_sent() {
+        None
+    } else {
+        match conn.poll_send(context) {
+            // A worker may say why it takes no more.
+            Poll::Ready(Err(error)) => Some(error),
+            Poll::Ready(Ok(())) | Poll::Pending => None,
+        }
+    };
+    loop {
+        let had_some = !conn.read.is_empty();
+        match conn.poll_read(context) {
+            Poll::Ready(Ok(true)) => {}
+            Poll::Ready(Ok(false)) if had_some => return Poll::Ready(Err(Broken::ended())),
+            Poll::Ready(Err(error)) if had_some => return Poll::Ready(Err(error.into())),
+            Poll::Ready(Ok(false) | Err(_)) => return Poll::Ready(Ok(None)),
+            Poll::Pending => match unsent {
+                Some(_) if !had_some => return Poll::Ready(Ok(None)),
+                Some(error) => return Poll::Ready(Err(error.into())),
+                None => return Poll::Pending,
+            },
+        }
+        let taken = reader.take(&mut conn.read);
+        let taken = taken.map_err(|Malformed(what)| Broken::new(Failure::Protocol, &what));
+        if let Some(head) = taken? {
+            return Poll::Ready(Ok(Some(head)));
+        }
+    }
 }
 
 /// Origin and path of a worker's URL.
@@ -217,59 +215,77 @@ fn authority(origin: &str) -> &str {
 }
 
 impl Exchange {
-    /// The next piece of the body; `None` at its end, when the connection is kept for the next exchange.
+    /// What comes next is waited for anew.
+    pub(crate) fn rest(&mut self) {
+        if let Some(conn) = &mut self.conn {
+            conn.patience.rest();
+        }
+    }
+
+    /// The next piece of the body, for which the worker has so much time; `None` at its end, when the connection is kept for
+    /// the next exchange.
     pub(crate) fn poll_piece(
         &mut self,
+        patience: (TimeoutKind, Duration),
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<Bytes>, Broken>> {
-        let mut quiet = std::mem::take(&mut self.quiet);
-        let polled = quiet.poll(context, |context| self.poll_parts(context));
-        self.quiet = quiet;
+        let polled = self.poll_next(patience, context);
+        if polled.is_ready() {
+            self.rest();
+        }
         polled
     }
 
-    fn poll_parts(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
-        // The connection reads only what somebody asked for, and asking happens in `poll_body`: hence it comes first, unless
-        // the connection was asked when this was called before.
-        if !self.is_asked
-            && let ready @ Poll::Ready(_) = self.poll_body()
-        {
-            return ready;
-        }
-        if let (false, Some(conn)) = (self.is_closed, &mut self.conn) {
-            self.is_closed = conn.driver.as_mut().poll(context).is_ready();
-        }
-        self.poll_body()
-    }
-
-    /// What the connection has read, or asks it to read. Wakes nobody: the connection is polled before it each time, and
-    /// nothing else adds to the body.
-    fn poll_body(&mut self) -> Poll<Result<Option<Bytes>, Broken>> {
-        let mut nobody = Context::from_waker(Waker::noop());
+    /// The same, with the time of the wait before.
+    fn poll_next(
+        &mut self,
+        (kind, limit): (TimeoutKind, Duration),
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, Broken>> {
+        let Some(conn) = &mut self.conn else {
+            return Poll::Ready(Ok(None));
+        };
         loop {
-            let frame = Pin::new(&mut self.body).poll_frame(&mut nobody);
-            self.is_asked = frame.is_pending();
-            return match ready!(frame) {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(bytes) => Poll::Ready(Ok(Some(bytes))),
-                    // Trailers are of one hop.
-                    Err(_) => continue,
-                },
-                Some(Err(error)) => Poll::Ready(Err(error.into())),
-                None => {
-                    if let Some(conn) = self.conn.take().filter(|_| !self.is_closed) {
-                        self.shared.pool.keep(conn);
-                    }
-                    Poll::Ready(Ok(None))
+            let taken = self.framing.take(&mut conn.read);
+            match taken.map_err(|Malformed(what)| Broken::new(Failure::Reset, &what))? {
+                Step::Piece(bytes) => return Poll::Ready(Ok(Some(bytes))),
+                Step::End => break,
+                Step::More => {}
+            }
+            let read = self.quiet.poll(context, |context| {
+                if !conn.has_sent() {
+                    // The answer has begun: what becomes of the rest of the request is the worker's affair.
+                    let _ = conn.poll_send(context);
                 }
-            };
+                conn.poll_read(context)
+            });
+            if read.is_pending() {
+                ready!(conn.patience.poll(limit, context));
+                return Poll::Ready(Err(Broken::late(kind)));
+            }
+            if !ready!(read)? {
+                if !self.framing.ends_with_connection() {
+                    return Poll::Ready(Err(Broken::ended()));
+                }
+                self.keeps_alive = false;
+                break;
+            }
         }
+        if let Some(conn) = self.conn.take().filter(|_| self.keeps_alive) {
+            self.shared.pool.keep(conn);
+        }
+        Poll::Ready(Ok(None))
     }
 
-    /// The rest of the body, at most `limit` bytes.
-    pub(crate) async fn read_whole(mut self, limit: usize) -> Result<Bytes, Broken> {
+    /// The rest of the body, at most `limit` bytes, within the time for the first byte.
+    pub(crate) async fn read_whole(
+        mut self,
+        limit: usize,
+        upstream: &Upstream,
+    ) -> Result<Bytes, Broken> {
+        let patience = upstream.patience(false);
         let mut next = async |size: usize| {
-            let piece = std::future::poll_fn(|context| self.poll_piece(context)).await?;
+            let piece = poll_fn(|context| self.poll_next(patience, context)).await?;
             match piece {
                 Some(bytes) if size + bytes.len() > limit => Err(Broken::new(
                     Failure::TooLarge,

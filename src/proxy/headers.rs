@@ -1,31 +1,33 @@
 //! Headers as hyper has them and as `Dispatch` has them.
 
-use bytes::BytesMut;
+use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::dispatch::Header;
 use crate::dispatch::headers::OF_ONE_HOP;
 
+/// The usual size of a request's headers. They may be larger.
+const USUAL_BYTES: usize = 512;
+
 /// Names in lower case and values, cut from one buffer.
 pub(crate) fn from_map(map: &HeaderMap) -> Vec<Header> {
-    let size = map
-        .iter()
-        .map(|(name, value)| name.as_str().len() + value.len())
-        .sum();
-    let mut buffer = BytesMut::with_capacity(size);
+    let mut buffer = Vec::with_capacity(USUAL_BYTES);
+    let mut sizes = Vec::with_capacity(map.len());
     for (name, value) in map {
         buffer.extend_from_slice(name.as_str().as_bytes());
         buffer.extend_from_slice(value.as_bytes());
+        sizes.push((name.as_str().len(), value.len()));
     }
-    let buffer = buffer.freeze();
+    let buffer = Bytes::from(buffer);
     let mut at = 0;
     let mut cut = |len: usize| {
         at += len;
         buffer.slice(at - len..at)
     };
-    map.iter()
-        .map(|(name, value)| (cut(name.as_str().len()), cut(value.len())))
-        .collect()
+    let cut = sizes
+        .into_iter()
+        .map(|(name, value)| (cut(name), cut(value)));
+    cut.collect()
 }
 
 /// Names that the door itself writes. What is not in the standard has its name copied where it is read, once for each request.
@@ -44,9 +46,9 @@ fn name_of(bytes: &[u8]) -> Option<HeaderName> {
     own.cloned().or_else(|| HeaderName::from_bytes(bytes).ok())
 }
 
-/// The map of `headers`; what HTTP forbids is left out.
-pub(crate) fn to_map(headers: Vec<Header>) -> HeaderMap {
-    let mut map = HeaderMap::with_capacity(headers.len() + 2);
+/// Adds `headers` to a map; what HTTP forbids is left out.
+pub(crate) fn to_map(headers: Vec<Header>, mut map: HeaderMap) -> HeaderMap {
+    map.reserve(headers.len() + 2);
     for (name, value) in headers {
         if let (Some(name), Ok(value)) = (name_of(&name), HeaderValue::from_maybe_shared(value)) {
             map.append(name, value);
@@ -83,7 +85,7 @@ mod tests {
         map.append("x-a", HeaderValue::from_static(""));
         let list = from_map(&map);
         assert_eq!(list.len(), 3);
-        assert_eq!(to_map(list), map);
+        assert_eq!(to_map(list, HeaderMap::new()), map);
     }
 
     #[test]

@@ -7,21 +7,26 @@
 //!
 //! ```text
 //! server ─ service ┬ intake ─ driver ─ exchange ─ pool
-//!                  │             └──── relay ────┘
+//!                  │             └──── relay ────┘ └ conn (http1, framing)
 //!                  └ control
 //! ```
 
+#[cfg(test)]
+mod against_hyper;
 mod ahead;
 mod alarm;
 mod bad_http;
 mod buffers;
 mod clock;
 mod config;
+mod conn;
 mod connection;
 mod control;
 mod driver;
 mod exchange;
+mod framing;
 mod headers;
+mod http1;
 mod intake;
 mod log;
 mod outgoing;

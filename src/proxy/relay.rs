@@ -8,9 +8,8 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 
-use super::alarm::Alarm;
 use super::driver::Drive;
-use super::exchange::{Broken, Exchange};
+use super::exchange::Exchange;
 use super::outgoing::draining;
 use super::quiet::Quiet;
 use super::shared::Stage;
@@ -24,7 +23,6 @@ pub(crate) struct Relay {
     exchange: Option<Exchange>,
     ending: Pin<Box<dyn Future<Output = ()> + Send>>,
     of_ending: Quiet,
-    patience: Alarm,
     /// What was heard before the client was told; goes out before anything else.
     first: Bytes,
     has_begun: bool,
@@ -47,7 +45,6 @@ impl Relay {
             exchange: Some(exchange),
             ending,
             of_ending: Quiet::default(),
-            patience: Alarm::default(),
             has_begun: !first.is_empty(),
             first,
         }
@@ -75,9 +72,9 @@ impl Relay {
             return Poll::Ready(Some(std::mem::take(&mut self.first)));
         }
         loop {
-            let broken = match exchange.poll_piece(context) {
-                Poll::Ready(Ok(Some(piece))) => {
-                    self.patience.rest();
+            let patience = self.upstream.patience(self.has_begun);
+            let broken = match ready!(exchange.poll_piece(patience, context)) {
+                Ok(Some(piece)) => {
                     self.has_begun = true;
                     self.drive.shared.stats.relayed(piece.len());
                     let now = self.drive.now();
@@ -87,17 +84,12 @@ impl Relay {
                     }
                     return Poll::Ready(Some(out));
                 }
-                Poll::Ready(Ok(None)) => {
+                Ok(None) => {
                     let now = self.drive.now();
                     let rest = self.drive.dispatch.end(now);
                     return self.last(rest);
                 }
-                Poll::Ready(Err(broken)) => broken,
-                Poll::Pending => {
-                    let (kind, limit) = self.upstream.patience(self.has_begun);
-                    ready!(self.patience.poll(limit, context));
-                    Broken::late(kind)
-                }
+                Err(broken) => broken,
             };
             let rest = match self.drive.failed(&broken, &self.upstream) {
                 Action::Finish(rest) => rest,

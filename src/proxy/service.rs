@@ -68,12 +68,15 @@ async fn turn(
     };
     drop(incoming);
     serving.answers();
-    let sent = headers::from_map(&head.headers);
-    drop(head);
+    let mut map = head.headers;
+    let sent = headers::from_map(&map);
+    map.clear();
+    let now = shared.clock.now();
     let dispatch = shared
         .dispatcher
-        .open_arrived(route, sent, body, arrival, shared.clock.now());
-    Ok(Drive::new(shared, dispatch, route, link).run().await)
+        .open_arrived(route, sent, body, arrival, now);
+    let drive = Drive::new(shared, Box::new(dispatch), route, link, map);
+    Ok(drive.run().await)
 }
 
 /// Answers before the body was read; then lets the client finish sending, so that it sees the answer.

@@ -136,11 +136,9 @@ impl Dispatch {
             headers.push(header("retry-after", span.as_secs().max(1).to_string()));
         }
         if let Some(request) = &self.request {
-            headers.push(header(
-                "x-conserve-conversation",
-                request.handle().to_string(),
-            ));
-            headers.push(header("x-request-id", request.trace.clone()));
+            let texts = &request.texts;
+            headers.push(header("x-conserve-conversation", texts.handle.clone()));
+            headers.push(header("x-request-id", texts.trace.clone()));
         } else if let Some(id) = headers::get(&self.headers, "x-request-id") {
             headers.push(header("x-request-id", id.clone()));
         }
@@ -156,24 +154,28 @@ impl Dispatch {
         let route = turn.route();
         self.reason = Some(route.reason);
         let request = self.request();
-        let mut own = vec![
-            header("x-conserve-conversation", request.handle().to_string()),
-            header("x-conserve-decoder", route.decoder.name.to_string()),
-            header("x-conserve-turn", route.turn.to_string()),
-            header("x-conserve-route", route.kind.as_str().to_owned()),
-        ];
+        let name = &*route.decoder.name;
+        let text = Bytes::from(format!("{name}{}", route.turn));
+        let mut own = Vec::with_capacity(6);
+        own.extend([
+            header("x-conserve-conversation", request.texts.handle.clone()),
+            header("x-conserve-decoder", text.slice(..name.len())),
+            header("x-conserve-turn", text.slice(name.len()..)),
+            header("x-conserve-route", route.kind.as_str()),
+        ]);
         if let Some(prefiller) = &route.prefiller {
             // Only where its KV was handed over: when the decoder computed the prompt, the route names nobody.
             own.push(header("x-conserve-prefiller", prefiller.name.to_string()));
         }
         if headers::get(from_worker, "x-request-id").is_none() {
-            own.push(header("x-request-id", request.trace.clone()));
+            own.push(header("x-request-id", request.texts.trace.clone()));
         }
         headers::to_client(from_worker, own)
     }
 
     pub(super) fn upstream(&self, worker: &WorkerRef, body: Bytes, phase: Phase) -> Upstream {
         let config = &self.shared.config;
+        let texts = &self.request().texts;
         let first_byte_timeout = match phase {
             Phase::Prefill => config.prefill_timeout,
             Phase::Decode if self.request().peek.stream => config.first_byte_timeout,
@@ -183,17 +185,8 @@ impl Dispatch {
         Upstream {
             worker: worker.id,
             name: worker.name.clone(),
-            url: format!(
-                "{}{}",
-                worker.url.trim_end_matches('/'),
-                self.endpoint.path()
-            ),
-            headers: headers::to_worker(
-                &self.headers,
-                config,
-                &self.request().trace,
-                self.request().key,
-            ),
+            url: [worker.url.trim_end_matches('/'), self.endpoint.path()].concat(),
+            headers: headers::to_worker(&self.headers, config, &texts.trace, &texts.key),
             body,
             connect_timeout: config.connect_timeout,
             first_byte_timeout,

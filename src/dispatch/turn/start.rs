@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-
-use super::{Dispatch, Request, State};
+use super::{Dispatch, Request, State, Texts};
 use crate::dispatch::action::Action;
 use crate::dispatch::estimate;
 use crate::dispatch::fingerprint::fingerprint;
@@ -63,7 +61,6 @@ impl Dispatch {
             nameless,
         } = self.name(&peek, tenant)?;
         let serial = self.shared.serial();
-        let own_id = || Bytes::from(format!("conserve-{:016x}-{serial}", key.0 >> 64));
         let given = headers::get(&self.headers, "x-request-id")
             .filter(|id| !id.is_empty())
             .cloned();
@@ -73,7 +70,7 @@ impl Dispatch {
             tenant,
             history,
             nameless,
-            trace: given.unwrap_or_else(own_id),
+            texts: Texts::new(key, key.seen_by(tenant), serial, given),
             serial,
         })
     }
