@@ -165,6 +165,8 @@ pub(crate) struct Worker {
     /// When it was doubted last; 0: never.
     pub(crate) doubted: Counter,
     pub(crate) misses: Misses,
+    /// 1 while it computes prompts for others and holds conversations only when those have no room.
+    pub(crate) helps: Counter,
     /// 0 while unknown.
     capacity: Counter,
     block_size: Counter,
@@ -197,6 +199,10 @@ impl Worker {
     /// Prompt tokens that it waits for or computes for its own conversations.
     pub(crate) fn own_prompts(&self) -> Tokens {
         Tokens(u32::try_from(self.computing.get()).unwrap_or(u32::MAX))
+    }
+
+    pub(crate) fn helps(&self) -> bool {
+        self.helps.get() != 0
     }
 
     fn standing(&self, bit: u64) -> bool {
@@ -524,6 +530,7 @@ impl Fleet {
             standing: Counter::default(),
             doubted: Counter::default(),
             misses: Misses::default(),
+            helps: Counter::default(),
             capacity: Counter::of(spec.kv_blocks.map_or(0, |blocks| u64::from(blocks.get()))),
             block_size: Counter::of(u64::from(spec.block_size.unwrap_or(block_size).get())),
             max_model_len: Counter::of(spec.max_model_len.map_or(0, |len| u64::from(len.0))),

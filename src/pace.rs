@@ -1,6 +1,6 @@
 //! Milliseconds between the tokens of a turn, as observed at one worker: how long its decode step takes.
 //!
-//! Promises: recording is one load and one store; a race loses one sample, never more.
+//! Promises: recording is one load, one store and two additions; a race loses one sample of the mean, never more.
 //! Leaves to others: which gaps count (`router`), what follows from them (`placement`).
 
 use std::time::Duration;
@@ -8,27 +8,61 @@ use std::time::Duration;
 use crate::sync::Counter;
 use crate::units::Tokens;
 
-/// Bits of an `f64`; 0 while nothing was observed.
+/// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct StepTime(Counter);
+pub(crate) struct StepTime {
+    /// Of the last turns, bits of an `f64`; 0 while nothing was observed.
+    mean_ms: Counter,
+    sum_ns: Counter,
+    gaps: Counter,
+}
+
+/// Gaps between tokens of turns that have ended, all added up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Gaps {
+    /// How long they were together.
+    pub sum: Duration,
+    /// How many.
+    pub count: u64,
+}
+
+impl Gaps {
+    /// The mean of those that came since, in milliseconds; `None` if there are none.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    pub(crate) fn mean_ms_since(self, before: Self) -> Option<f64> {
+        let count = self.count.saturating_sub(before.count);
+        let ms = self.sum.saturating_sub(before.sum).as_secs_f64() * 1e3;
+        (count > 0).then(|| ms / count as f64)
+    }
+}
 
 impl StepTime {
     const WEIGHT: f64 = 0.2;
 
     pub(crate) fn get(&self) -> Option<f64> {
-        match self.0.get() {
+        match self.mean_ms.get() {
             0 => None,
             bits => Some(f64::from_bits(bits)),
         }
     }
 
-    /// A turn ended whose mean gap was this.
-    pub(crate) fn observe(&self, gap: Duration) {
+    pub(crate) fn gaps(&self) -> Gaps {
+        Gaps {
+            sum: Duration::from_nanos(self.sum_ns.get()),
+            count: self.gaps.get(),
+        }
+    }
+
+    /// A turn ended that had so many gaps, of this length on average.
+    pub(crate) fn observe(&self, gap: Duration, gaps: u32) {
+        let all = u64::try_from(gap.as_nanos()).unwrap_or(u64::MAX);
+        self.sum_ns.add(all.saturating_mul(u64::from(gaps)));
+        self.gaps.add(u64::from(gaps));
         let ms = gap.as_secs_f64() * 1e3;
         let mean = self
             .get()
             .map_or(ms, |mean| mean + Self::WEIGHT * (ms - mean));
-        self.0.set(mean.to_bits());
+        self.mean_ms.set(mean.to_bits());
     }
 }
 
@@ -113,10 +147,15 @@ mod tests {
     fn the_first_gap_is_believed_and_later_ones_by_a_fifth() {
         let steps = StepTime::default();
         assert_eq!(steps.get(), None);
-        steps.observe(Duration::from_millis(10));
+        steps.observe(Duration::from_millis(10), 9);
         assert_eq!(steps.get(), Some(10.0));
-        steps.observe(Duration::from_millis(20));
+        let before = steps.gaps();
+        assert_eq!(before.mean_ms_since(before), None);
+        steps.observe(Duration::from_millis(20), 3);
         assert_eq!(steps.get(), Some(12.0), "10 + 0.2 x 10");
+        assert_eq!(steps.gaps().mean_ms_since(before), Some(20.0));
+        let all = steps.gaps().mean_ms_since(Gaps::default());
+        assert_eq!(all, Some(12.5), "nine of 10, three of 20");
     }
 
     #[test]

@@ -5,8 +5,11 @@
 //! `(fixed + slope b) / (1 - u)`, and `b` is the tokens generated meanwhile. With `g` tokens per millisecond on each worker:
 //!
 //! ```text
-//! gap(k) = fixed / (1 - u(k) - slope g(k))    u(0) = all prompts / n, u(k) = (all - movable) / (n - k)
+//! gap(k) = fixed / (1 - u(k) - slope g(k))    u(0) = all prompts / n, u(k) = (all - moved) / (n - k)
 //! ```
+//! What is movable is moved. Where a prompt is computed at home when prefillers are busy, they carry what they can; else they
+//! have to carry all of it.
+//!
 //! Promises: pure; prefillers that could not carry the load, or leave too little room for the KV, are never advised; a
 //! change is advised only where the gap falls by a tenth.
 //! Leaves to others: drawing the measures together (`advisor`), acting on them (an operator, or the router where the policy
@@ -21,8 +24,10 @@ use std::ops::RangeInclusive;
 
 pub(crate) use self::advisor::{Advisor, Look};
 
-/// Prefillers are to be busy for at most this share of their time.
+/// Prefillers that have to carry all that is movable are to be busy for at most this share of their time.
 const BUSIEST: f64 = 0.6;
+/// Those that need not are busy for about this share before others compute for themselves.
+const FILLED: f64 = 0.8;
 /// The gap must fall below this share of what it is.
 const WORTH_A_CHANGE: f64 = 0.9;
 
@@ -47,6 +52,8 @@ pub struct Measured {
     pub held: f64,
     /// Share of a worker's KV that new conversations may fill.
     pub low_watermark: f64,
+    /// What finds the prefillers busy is computed at home.
+    pub spares_the_busy: bool,
 }
 
 /// What is advised, and what it follows from.
@@ -71,13 +78,17 @@ impl Measured {
         if decoders < 1.0 {
             return None;
         }
-        let stays = if prefillers == 0 {
-            self.prompts
-        } else if self.movable > BUSIEST * k || self.held > self.low_watermark * decoders {
-            return None;
+        let most = if self.spares_the_busy {
+            FILLED * k
         } else {
-            self.prompts - self.movable
+            BUSIEST * k
         };
+        let carried = self.spares_the_busy || self.movable <= most;
+        let has_room = self.held <= self.low_watermark * decoders;
+        if prefillers > 0 && !(carried && has_room) {
+            return None;
+        }
+        let stays = self.prompts - self.movable.min(most);
         let left = 1.0 - stays / decoders - self.slope_ms * self.tokens_per_ms / decoders;
         (left > 0.0).then(|| self.fixed_ms / left)
     }
@@ -118,6 +129,7 @@ impl fmt::Display for Advice {
             tokens_per_ms,
             held,
             low_watermark: _,
+            spares_the_busy: _,
         } = self.measured;
         write!(
             f,
@@ -153,6 +165,7 @@ mod tests {
         tokens_per_ms: 4.0,
         held: 1.0,
         low_watermark: 0.8,
+        spares_the_busy: false,
     };
 
     fn advised(measured: &Measured) -> Option<u16> {
@@ -191,6 +204,47 @@ mod tests {
             ..FLEET
         };
         assert_eq!(advised(&there), Some(2));
+    }
+
+    #[test]
+    fn where_the_busy_are_spared_they_carry_what_they_can() {
+        let spared = Measured {
+            spares_the_busy: true,
+            movable: 1.0,
+            prompts: 1.1,
+            ..FLEET
+        };
+        // 8 / (1 - (1.1 - 0.8)/3 - 0.1 x 4/3)
+        let gap = spared.gap_ms(1).expect("the rest is computed at home");
+        assert!((gap - 8.0 / (1.0 - 0.1 - 0.4 / 3.0)).abs() < 1e-12, "{gap}");
+        // 8 / (1 - 0.1/2 - 0.1 x 4/2)
+        let gap = spared.gap_ms(2).expect("they carry all of it");
+        assert!((gap - 8.0 / 0.75).abs() < 1e-12, "{gap}");
+    }
+
+    #[test]
+    fn a_little_more_to_move_changes_the_gap_a_little_where_the_busy_are_spared() {
+        for k in 0..4 {
+            let gap = |movable: f64| {
+                let load = Measured {
+                    spares_the_busy: true,
+                    prompts: movable + 0.1,
+                    movable,
+                    ..FLEET
+                };
+                load.gap_ms(k)
+            };
+            for step in 0..200 {
+                let movable = f64::from(step) / 100.0;
+                let (Some(now), Some(more)) = (gap(movable), gap(movable + 0.01)) else {
+                    continue;
+                };
+                assert!(
+                    (more / now - 1.0).abs() < 0.05,
+                    "{k} at {movable}: {now}, {more}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -501,6 +501,9 @@ class WorkerView:
     @property
     def role(self) -> _Role: ...
     @property
+    def helps(self) -> bool:
+        """It does both, but holds conversations only when no other has room, and computes prompts for the others."""
+    @property
     def tier(self) -> str | None: ...
     @property
     def health(self) -> Literal["ready", "suspect", "lost"]: ...

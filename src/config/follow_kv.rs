@@ -92,7 +92,8 @@ pub struct FollowKvOptions {
     pub thrash: f64,
     /// Home is full: booked blocks and what the turn lacks pass this share. Those who return from the line may fill as much.
     pub thrash_fill: f64,
-    /// So many workers, the first to join, hold conversations only when no other has room, and compute for the others.
+    /// So many workers that do both, the emptiest and then those whose addresses come first, hold conversations only when no
+    /// other has room, and compute for the others.
     pub prefillers: f64,
     /// Who decides about them; with `auto`, `prefillers` is what it begins with.
     pub roles: Roles,

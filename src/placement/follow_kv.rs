@@ -49,7 +49,19 @@ impl Policy for FollowKv {
     }
 
     fn roles(&self) -> Roles {
-        self.0.roles
+        match self.0.handoff {
+            // Nobody would compute for others.
+            Handoff::Never => Roles::Advise,
+            Handoff::Roles | Handoff::Cheaper | Handoff::Always => self.0.roles,
+        }
+    }
+
+    fn spares_the_busy(&self, prefillers: bool) -> bool {
+        match self.0.handoff {
+            Handoff::Roles => !prefillers,
+            Handoff::Never | Handoff::Cheaper => true,
+            Handoff::Always => false,
+        }
     }
 
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
@@ -82,8 +94,8 @@ impl FollowKv {
             return Cow::Borrowed(fleet);
         }
         let mut fleet = fleet.clone();
-        let both = fleet.workers.iter_mut().filter(|worker| is_both(worker));
-        for worker in both.skip(usize::from(fleet.helpers)) {
+        let others = |worker: &&mut WorkerView| is_both(worker) && !worker.helps;
+        for worker in fleet.workers.iter_mut().filter(others) {
             worker.role = Role::Decoder;
         }
         Cow::Owned(fleet)
@@ -149,15 +161,8 @@ impl<'a> Rule<'a> {
         Tokens(turn.prompt.0.saturating_sub(self.fleet.shared_head.0))
     }
 
-    /// Whether it only computes prompts of others while those have room.
-    fn helps_only(&self, worker: &WorkerView) -> bool {
-        let both = self
-            .fleet
-            .workers
-            .iter()
-            .filter(|worker| worker.role == Role::Both);
-        let before = both.take_while(|other| other.id != worker.id).count();
-        worker.role == Role::Both && before < usize::from(self.fleet.helpers)
+    fn has_helpers(&self) -> bool {
+        self.fleet.workers.iter().any(|worker| worker.helps)
     }
 
     /// Where a conversation is to live: at the decoder with most free blocks, or at one with nearly as many that costs less.
@@ -171,10 +176,10 @@ impl<'a> Rule<'a> {
             let emptiest = choose_decoder_among(turn, self.fleet, most, allowed)?;
             Ok(self.cheaper_home(turn, emptiest, most, allowed))
         };
-        if self.fleet.helpers == 0 {
+        if !self.has_helpers() {
             return among(&|_| true);
         }
-        among(&|worker| !self.helps_only(worker)).or_else(|_| among(&|_| true))
+        among(&|worker| !worker.helps).or_else(|_| among(&|_| true))
     }
 
     fn cheaper_home(
@@ -254,9 +259,14 @@ impl<'a> Rule<'a> {
             return None;
         }
         let here = self.cost(choice.decoder, new);
+        let has_helpers = self.has_helpers();
+        // A newcomer would stand in line for it, and all others behind.
+        let is_open =
+            |worker: &WorkerView| turn.home.is_some() || worker.queued < worker.backlog_limit;
         let helps = |worker: &&WorkerView| {
             worker.id != choice.decoder.id
-                && (self.fleet.helpers == 0 || !worker.role.decodes() || self.helps_only(worker))
+                && is_open(worker)
+                && (!has_helpers || !worker.role.decodes() || worker.helps)
                 && (!worker.role.decodes() || fill(worker, turn.prompt) <= self.set.helper_fill)
         };
         let (worker, (cost, reason)) = able_prefillers(turn, self.fleet, &[])
@@ -320,7 +330,7 @@ impl<'a> Rule<'a> {
         }
         let low = self.fleet.low_watermark;
         let elsewhere = choose_decoder_among(turn, self.fleet, low, |worker| {
-            worker.id != home.id && !self.helps_only(worker)
+            worker.id != home.id && !worker.helps
         });
         let Ok(other) = elsewhere else {
             return Decision::Stay;

@@ -25,11 +25,17 @@ use crate::units::{BlockSize, Blocks, Tokens, WorkerId};
 
 /// One worker as it is observed now.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts, each of which may hold without the others"
+)]
 pub struct WorkerView {
     /// Its id.
     pub id: WorkerId,
     /// What it is for.
     pub role: Role,
+    /// It does both, but holds conversations only when no other has room, and computes prompts for the others.
+    pub helps: bool,
     /// Takes new conversations: not lost, not suspect, not draining.
     pub open: bool,
     /// It failed a request lately: others are preferred.
@@ -83,8 +89,6 @@ pub struct Observed {
     pub link_ms_per_token: Option<f64>,
     /// Tokens that first prompts find computed where they run, as observed.
     pub shared_head: Tokens,
-    /// Of the workers that do both, so many only compute prompts while the others have room: the first to join.
-    pub helpers: u16,
 }
 
 /// The turn that wants a place.
@@ -174,6 +178,12 @@ pub trait Policy: Send + Sync {
     /// Who changes that number.
     fn roles(&self) -> Roles {
         Roles::Advise
+    }
+
+    /// Whether the home of a conversation computes its first prompt where those that would do it are busy. Told whether there
+    /// are workers that can do nothing else.
+    fn spares_the_busy(&self, _prefillers: bool) -> bool {
+        false
     }
 
     /// Where the turn runs.

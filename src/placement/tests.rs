@@ -12,6 +12,7 @@ fn worker(id: u16, role: Role, booked: u64) -> WorkerView {
     WorkerView {
         id: WorkerId::new(id).expect("small"),
         role,
+        helps: false,
         open: true,
         others_first: false,
         capacity: Some(Blocks::new(1_000)),
@@ -36,7 +37,6 @@ fn fleet(workers: &[WorkerView]) -> Observed {
         recomputed_share: None,
         link_ms_per_token: None,
         shared_head: Tokens(0),
-        helpers: 0,
     }
 }
 
@@ -311,6 +311,7 @@ fn any_worker(id: u16) -> impl Strategy<Value = WorkerView> {
     )
         .prop_map(
             move |(role, open, capacity, booked, running, queued, rate, longest)| WorkerView {
+                helps: role == Role::Both && queued % 3 == 0,
                 open,
                 capacity: capacity.map(Blocks::new),
                 booked: Blocks::new(booked.min(capacity.unwrap_or(0))),

@@ -107,6 +107,8 @@ pub(super) struct PyWorkerView {
     name: String,
     url: String,
     role: &'static str,
+    /// It does both, but holds conversations only when no other has room, and computes prompts for the others.
+    helps: bool,
     tier: Option<String>,
     health: &'static str,
     draining: bool,
@@ -170,6 +172,7 @@ impl From<&WorkerRow> for PyWorkerView {
             name: row.worker.name.to_string(),
             url: row.worker.url.to_string(),
             role: row.role.as_str(),
+            helps: row.helps,
             tier: row.tier.as_deref().map(str::to_owned),
             health: row.health.as_str(),
             draining: row.draining,
@@ -254,6 +257,7 @@ impl From<&Advice> for PyAdvice {
             tokens_per_ms,
             held,
             low_watermark: _,
+            spares_the_busy: _,
         } = advice.measured;
         Self {
             prefillers: advice.prefillers,

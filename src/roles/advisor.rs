@@ -1,6 +1,7 @@
 //! Draws the measures together, once in a while, over the last minutes.
 //!
-//! Promises: a change follows only from minutes that were measured as a whole with the roles that there are.
+//! Promises: a change follows only from minutes that were measured as a whole with the roles that there are. Measures have an
+//! age: where too little was computed of late there is no advice, and the roles are those that the operator gave.
 //! Leaves to others: what follows from the measures (`roles`), carrying it out (`router`).
 
 use std::collections::{BTreeMap, VecDeque};
@@ -9,7 +10,9 @@ use std::time::Duration;
 use super::calm::Calm;
 use super::line::Line;
 use super::{Advice, Measured};
+use crate::activity::Work;
 use crate::fleet::Role;
+use crate::pace::Gaps;
 use crate::router::WorkerRow;
 use crate::units::{Timestamp, WorkerId};
 
@@ -18,10 +21,10 @@ use crate::units::{Timestamp, WorkerId};
 pub(crate) struct Look<'a> {
     /// The live workers, in the order in which they joined.
     pub(crate) workers: &'a [WorkerRow],
-    /// Of those that do both, so many only compute prompts: the first ones.
-    pub(crate) helpers: u16,
     /// Whether only workers that do both may change.
     pub(crate) acts: bool,
+    /// Whether a prompt is computed at home where those that would compute it are busy.
+    pub(crate) spares_the_busy: bool,
     /// Prompt tokens computed for conversations being placed, so far.
     pub(crate) placed: u64,
     pub(crate) low_watermark: f64,
@@ -33,7 +36,7 @@ pub(crate) struct Advisor {
     /// The looks of the last minutes, oldest first.
     looks: VecDeque<Sums>,
     /// What each worker had done at the last look.
-    seen: BTreeMap<WorkerId, (u64, u64, Duration)>,
+    seen: BTreeMap<WorkerId, (Work, Gaps)>,
     steps: Line,
     /// Workers that only compute prompts whatever is chosen, at the last look.
     dedicated: u16,
@@ -68,8 +71,8 @@ struct Sums {
 }
 
 impl Advisor {
-    /// Between two looks: short against how load changes.
-    pub(crate) const EVERY: Duration = Duration::from_secs(10);
+    /// Between two looks: short against how load changes, long against a turn, or the turns that ended were not those that ran.
+    pub(crate) const EVERY: Duration = Duration::from_secs(30);
     /// Measures are means over this time, and roles change no sooner after one another, or later (`Calm`).
     pub(crate) const OVER: Duration = Duration::from_secs(180);
 
@@ -84,14 +87,19 @@ impl Advisor {
 
     pub(crate) fn look(&mut self, look: &Look<'_>, now: Timestamp) {
         let (both, dedicated) = (count(look, Role::Both), count(look, Role::Prefiller));
-        let helpers = look.helpers.min(both);
-        let sums = self.add_up(look, helpers, now);
+        let helpers = look.workers.iter().filter(|row| row.helps).count();
+        let helpers = u16::try_from(helpers).unwrap_or(u16::MAX);
+        let sums = self.add_up(look, now);
         self.looks.push_back(sums);
         while (self.looks.get(1)).is_some_and(|next| now.since(next.at) >= Self::OVER) {
             self.looks.pop_front();
         }
         self.dedicated = dedicated;
-        let Some(measured) = self.measured(look, dedicated + helpers, now) else {
+        let Some(line) = self.steps.fit() else {
+            self.forget();
+            return;
+        };
+        let Some(measured) = self.measured(line, look, dedicated + helpers, now) else {
             return;
         };
         let choices = if look.acts {
@@ -102,9 +110,20 @@ impl Advisor {
         self.advice = measured.advise(choices);
     }
 
+    /// Nothing of what was measured counts any more.
+    fn forget(&mut self) {
+        self.advice = None;
+        self.calm = Calm::of(Self::OVER);
+        self.looks.drain(..self.looks.len() - 1);
+    }
+
     /// How many of the workers that do both should only compute prompts from now on, if that is to change: one more or one
-    /// less, because what is told of numbers further off was never measured. Then the measuring begins anew.
-    pub(crate) fn due_change(&mut self, now: Timestamp) -> Option<u16> {
+    /// less, because what is told of numbers further off was never measured. Then the measuring begins anew. With nothing
+    /// measured, those that were given.
+    pub(crate) fn due_change(&mut self, helpers: u16, given: u16, now: Timestamp) -> Option<u16> {
+        if self.steps.fit().is_none() {
+            return (helpers != given).then_some(given);
+        }
         let oldest = self.looks.front()?;
         let changes = |advice: &Advice| advice.prefillers != advice.measured.prefillers;
         let advice = self.advice.filter(changes)?;
@@ -126,30 +145,30 @@ impl Advisor {
 
     /// The totals with what was done since the last look, and the steps that were seen meanwhile.
     #[expect(clippy::cast_precision_loss, reason = "token counts far below 2^52")]
-    fn add_up(&mut self, look: &Look<'_>, helpers: u16, now: Timestamp) -> Sums {
+    fn add_up(&mut self, look: &Look<'_>, now: Timestamp) -> Sums {
         let before = self.looks.back().copied();
-        let seconds = before.map_or(0.0, |before| now.since(before.at).as_secs_f64());
+        let passed = before.map_or(Duration::ZERO, |before| now.since(before.at));
+        let seconds = passed.as_secs_f64();
+        self.steps.fade(passed, Self::OVER);
         let mut sums = before.unwrap_or_default();
         (sums.at, sums.placed) = (now, look.placed);
         let speed = fastest(look.workers);
-        let (mut both, before) = (0, std::mem::take(&mut self.seen));
+        let before = std::mem::take(&mut self.seen);
         for row in look.workers {
             let (id, work) = (row.worker.id, &row.work);
-            let old = before.get(&id).copied().unwrap_or_default();
-            let done = (work.prompt, work.output, work.decode);
-            self.seen.insert(id, done);
+            let (old, gaps) = before.get(&id).copied().unwrap_or_default();
+            self.seen.insert(id, (row.work, row.gaps));
             if seconds <= 0.0 {
                 continue;
             }
-            let prompt = work.prompt.saturating_sub(old.0);
+            let prompt = work.prompt.saturating_sub(old.prompt);
             sums.prompt += prompt;
-            sums.output += work.output.saturating_sub(old.1);
+            sums.output += work.output.saturating_sub(old.output);
             let busy_s = speed.map_or(0.0, |speed| prompt as f64 / speed);
             sums.busy_s += busy_s;
-            let helps = row.role == Role::Both && both < helpers;
-            both += u16::from(row.role == Role::Both);
-            let turns = work.decode.saturating_sub(old.2).as_secs_f64() / seconds;
-            if let (Some(step), true, false) = (row.step_ms, turns > 0.0, helps) {
+            let turns = work.decode.saturating_sub(old.decode).as_secs_f64() / seconds;
+            let step = row.gaps.mean_ms_since(gaps).filter(|_| !row.helps);
+            if let (Some(step), true) = (step, turns > 0.0) {
                 // A step has a turn in it, however few there are on average.
                 let alone = step * (1.0 - (busy_s / seconds).min(0.95));
                 self.steps.add(turns.max(1.0), alone);
@@ -159,10 +178,15 @@ impl Advisor {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "token counts far below 2^52")]
-    fn measured(&self, look: &Look<'_>, prefillers: u16, now: Timestamp) -> Option<Measured> {
+    fn measured(
+        &self,
+        (fixed_ms, slope_ms): (f64, f64),
+        look: &Look<'_>,
+        prefillers: u16,
+        now: Timestamp,
+    ) -> Option<Measured> {
         let (first, last) = (self.looks.front()?, self.looks.back()?);
         let seconds = now.since(first.at).as_secs_f64();
-        let (fixed_ms, slope_ms) = self.steps.fit()?;
         if seconds <= 0.0 || fastest(look.workers).is_none() {
             return None;
         }
@@ -187,6 +211,7 @@ impl Advisor {
             tokens_per_ms: (last.output - first.output) as f64 / seconds / 1e3,
             held: look.workers.iter().map(held).sum(),
             low_watermark: look.low_watermark,
+            spares_the_busy: look.acts && look.spares_the_busy,
         })
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::TurnRequest;
 use super::grant::Grant;
+use super::helpers::Helpers;
 use super::snapshot::Tally;
 use super::ticket::Place;
 use crate::activity::Doing;
@@ -44,8 +45,8 @@ pub(crate) struct Engine {
     pub(crate) latest: Counter,
     /// How many workers should only compute prompts.
     pub(crate) advisor: Mutex<Advisor>,
-    /// Of the workers that do both, how many only compute prompts.
-    helpers: Counter,
+    /// Of the workers that do both, those that only compute prompts.
+    pub(super) helpers: Helpers,
     /// Beats with every tick.
     pub(crate) pulse: Pulse,
 }
@@ -109,10 +110,8 @@ impl Asking {
 
 impl Engine {
     pub(crate) fn new(config: Config, policy: Box<dyn Policy>) -> Self {
-        let helpers = Counter::default();
-        helpers.set(u64::from(policy.helpers()));
         Self {
-            helpers,
+            helpers: Helpers::of(policy.helpers()),
             config,
             sticky: policy.is_sticky(),
             policy,
@@ -492,18 +491,7 @@ impl Engine {
             recomputed_share: self.recent.share_again(now),
             link_ms_per_token: self.link.ms_per_token(),
             shared_head: self.shared_head.get(),
-            helpers: self.helpers(),
         }
-    }
-
-    /// Of the workers that do both, how many only compute prompts: the first to join.
-    pub(super) fn helpers(&self) -> u16 {
-        u16::try_from(self.helpers.get()).unwrap_or(u16::MAX)
-    }
-
-    /// From now on so many; what lives on them stays.
-    pub(super) fn set_helpers(&self, helpers: u16) {
-        self.helpers.set(u64::from(helpers));
     }
 }
 
@@ -512,6 +500,7 @@ fn view(worker: &Worker, now: Timestamp) -> WorkerView {
     WorkerView {
         id: worker.id,
         role: worker.role,
+        helps: worker.helps(),
         open: worker.is_open(),
         others_first: worker.misses.others_first(now),
         capacity: worker.capacity(),

@@ -7,6 +7,7 @@
 mod engine;
 mod evict;
 mod grant;
+mod helpers;
 mod placing;
 mod progress;
 mod retain;
@@ -34,6 +35,7 @@ pub use crate::event::{FailReason, LostReason, Observer, Reason, TurnKind, Usage
 use crate::fleet::WorkerSpec;
 pub use crate::fleet::{Health, Role, WorkerRef};
 use crate::kv_events::Malformed;
+pub use crate::pace::Gaps;
 use crate::placement::Policy;
 use crate::pulse::Pulse;
 use crate::report::WorkerReport;

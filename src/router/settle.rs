@@ -208,7 +208,8 @@ impl Engine {
         let (took, blocks) = (now.since(grant.started), settled.after.blocks);
         let pace = grant.pace(usage, now);
         if let Some(gap) = pace.tbt.filter(|_| !self.sticky) {
-            self.fleet.worker(decoder).steps.observe(gap);
+            let gaps = usage.output.map_or(0, |output| output.0.saturating_sub(1));
+            self.fleet.worker(decoder).steps.observe(gap, gaps);
         }
         self.observers.tell(|| Event::TurnFinished {
             at: now,

@@ -11,6 +11,7 @@ use crate::config::Roles;
 use crate::conversation::ConversationPhase;
 use crate::event::Event;
 use crate::fleet::{Health, Role, WorkerRef};
+use crate::pace::Gaps;
 use crate::report::WorkerReport;
 use crate::roles::{Advice, Look};
 use crate::sync::{Counter, Padded, STRIPES, stripe};
@@ -45,11 +46,17 @@ pub struct ConversationView {
 
 /// One worker as it is now.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "facts, each of which may hold without the others"
+)]
 pub struct WorkerRow {
     /// Id, address and name.
     pub worker: WorkerRef,
     /// What it is for.
     pub role: Role,
+    /// It does both, but holds conversations only when no other has room, and computes prompts for the others.
+    pub helps: bool,
     /// Its class of GPU and power cap.
     pub tier: Option<Arc<str>>,
     /// How it is.
@@ -82,6 +89,8 @@ pub struct WorkerRow {
     pub long_tokens_per_s: Option<f64>,
     /// Milliseconds between two tokens of a turn observed, for a policy that asks about them.
     pub step_ms: Option<f64>,
+    /// The same for all turns so far, added up.
+    pub gaps: Gaps,
     /// What it was given to do so far.
     pub work: Work,
     /// What it last said about itself.
@@ -306,6 +315,7 @@ impl Engine {
             let row = WorkerRow {
                 worker: worker.reference(),
                 role: worker.role,
+                helps: worker.helps(),
                 tier: worker.tier.clone(),
                 health: worker.health(),
                 draining: worker.is_draining(),
@@ -322,6 +332,7 @@ impl Engine {
                 tokens_per_s: worker.throughput.get(),
                 long_tokens_per_s: worker.throughput.of_long(),
                 step_ms: worker.steps.get(),
+                gaps: worker.steps.gaps(),
                 work: worker.activity.work(now),
                 report_age,
                 report_stale,
@@ -342,7 +353,9 @@ impl Engine {
             let rows = live.iter().filter(|row: &&WorkerRow| row.role == role);
             u16::try_from(rows.count()).unwrap_or(u16::MAX)
         };
-        let prefillers = alike(Role::Prefiller) + self.helpers().min(alike(Role::Both));
+        let helpers = live.iter().filter(|row: &&WorkerRow| row.helps).count();
+        let helpers = u16::try_from(helpers).unwrap_or(u16::MAX);
+        let prefillers = alike(Role::Prefiller) + helpers;
         live.extend(lost.split_off(lost.len().saturating_sub(LOST_SHOWN)));
         // Not counted one by one: every turn that began has ended or runs.
         let mut totals = self.tally.totals();
@@ -370,16 +383,18 @@ impl Engine {
             let live = rows.workers.iter().filter(|row| row.health != Health::Lost);
             let live: Vec<_> = live.cloned().collect();
             let acts = self.policy.roles() == Roles::Auto;
+            let has_prefillers = live.iter().any(|row| row.role == Role::Prefiller);
             let look = Look {
                 workers: &live,
-                helpers: self.helpers(),
                 acts,
+                spares_the_busy: self.policy.spares_the_busy(has_prefillers),
                 placed: rows.totals.placed_tokens,
                 low_watermark: self.config.low_watermark,
             };
             advisor.look(&look, now);
-            if acts && let Some(helpers) = advisor.due_change(now) {
-                let before = self.helpers();
+            let before = self.helpers.wanted();
+            let given = self.policy.helpers();
+            if acts && let Some(helpers) = advisor.due_change(before, given, now) {
                 self.set_helpers(helpers);
                 self.observers.tell(|| Event::RolesChanged {
                     at: now,

@@ -30,6 +30,7 @@ impl Engine {
             role,
             tier: tier.clone(),
         });
+        self.choose_helpers();
         self.serve(now);
         Ok(id)
     }
@@ -134,6 +135,7 @@ impl Engine {
                 worker: id,
                 draining,
             });
+            self.choose_helpers();
             self.serve(now);
         }
     }
@@ -165,6 +167,7 @@ impl Engine {
                 worker: id,
                 why,
             });
+            self.choose_helpers();
             self.serve(now);
         }
     }

@@ -120,6 +120,10 @@ impl Policy for Misled {
         self.inner().roles()
     }
 
+    fn spares_the_busy(&self, prefillers: bool) -> bool {
+        self.inner().spares_the_busy(prefillers)
+    }
+
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
         if self.errors.stale_s == 0.0 {
             return self.place_with(turn, fleet);

@@ -66,6 +66,10 @@ impl Policy for Misroute {
         self.within.roles()
     }
 
+    fn spares_the_busy(&self, prefillers: bool) -> bool {
+        self.within.spares_the_busy(prefillers)
+    }
+
     fn place(&self, turn: &TurnView, fleet: &Observed) -> Decision {
         if turn.home.is_some() {
             if self.declared.with(|declared| declared.contains(&turn.tie)) {

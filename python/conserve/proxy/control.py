@@ -27,6 +27,7 @@ _COLUMNS: Final = (
     "name",
     "url",
     "role",
+    "helps",
     "tier",
     "health",
     "draining",

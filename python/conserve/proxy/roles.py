@@ -33,20 +33,23 @@ class RoleLog:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._said: tuple[int, int] | None = None
+        self._said: tuple[int, int | None] | None = None
 
     def look(self) -> None:
         """Say what changed since the last look; nothing before there is any advice."""
         snapshot = self._router.snapshot()
         advice = snapshot.advice
-        if advice is None or (snapshot.prefillers, advice.prefillers) == self._said:
+        if advice is None and self._said is None:
             return
-        self._said = (snapshot.prefillers, advice.prefillers)
+        now = (snapshot.prefillers, None if advice is None else advice.prefillers)
+        if now == self._said:
+            return
+        self._said = now
         logger.info(
             "roles (%s): %d workers only compute prompts; advice: %s",
             snapshot.roles,
             snapshot.prefillers,
-            advice,
+            "none, too little was measured of late" if advice is None else advice,
         )
 
 

@@ -151,11 +151,16 @@ fn by_the_roles_prefillers_compute_and_workers_that_do_both_only_if_made_helpers
     let failed = [WorkerId::new(0).expect("small")];
     assert_eq!(policy(usual).next_prefiller(&first, &mixed, &failed), None);
     let mut helped = fleet(&both(3));
-    helped.helpers = 1;
+    helped.workers[0].helps = true;
     helped.workers[1].running = 4;
     helped.workers[2].running = 4;
     let (asked, _) = decide(usual, &first, &helped).expect("a place");
     assert_eq!(asked, Some(0));
+    helped.workers[1].running = 1_000;
+    helped.workers[2].running = 1_000;
+    helped.workers[0].queued = helped.workers[0].backlog_limit;
+    let (asked, _) = decide(usual, &first, &helped).expect("a place");
+    assert_eq!(asked, None, "it takes no more, so nobody waits for it");
 }
 
 #[test]

@@ -71,18 +71,70 @@ def test_the_router_follows_its_advice_where_it_is_asked_to(
     work(router, clock, ids, seconds=30, output_tokens=11)
     roles.look()
     assert log.messages[-1].startswith(
-        "roles (auto): 1 workers only compute prompts; advice: 2 of 4 workers "
+        "roles (auto): 1 workers only compute prompts; advice: 1 of 4 workers "
     )
     work(router, clock, ids, seconds=200, output_tokens=11)
     roles.look()
-    assert log.messages[-1].startswith("roles (auto): 2 workers only compute prompts; advice: ")
+    assert len(log.messages) == 1, "it carries 0.75 workers' time, and is spared the rest where there is more"
     metrics = router.metrics()
-    assert "conserve_acting_prefillers 2\n" in metrics
-    assert "conserve_recommended_prefillers 2\n" in metrics
+    assert "conserve_acting_prefillers 1\n" in metrics
+    assert "conserve_recommended_prefillers 1\n" in metrics
     with router.turn("next", prompt_tokens=9_000) as turn:
-        assert turn.route.decoder_name in ("w2", "w3"), (
-            "the first two hold conversations when nobody else has room"
-        )
+        assert turn.route.decoder_name != "w0", "it holds conversations when nobody else has room"
+
+
+def test_without_measures_of_late_the_roles_are_those_that_were_given(
+    clock: ManualClock, log: pytest.LogCaptureFixture
+) -> None:
+    router, ids = fleet(clock, roles="auto"), count()
+    roles = RoleLog(router)
+    work(router, clock, ids, seconds=250, output_tokens=11)
+    roles.look()
+    assert router.snapshot().prefillers == 1
+    for _ in range(40):
+        clock.advance(30)
+        router.tick()
+    roles.look()
+    assert told(router.snapshot()) == {"mode": "auto", "prefillers": 0, "advice": None}
+    assert log.messages[-1] == (
+        "roles (auto): 0 workers only compute prompts; advice: none, too little was measured of late"
+    )
+    assert "\nconserve_recommended_prefillers " not in router.metrics()
+    work(router, clock, ids, seconds=170, output_tokens=11)
+    assert router.snapshot().prefillers == 0, "the measuring began anew"
+
+
+def helping(router: Router) -> list[str]:
+    return sorted(row.name for row in router.snapshot().workers if row.helps and row.health != "lost")
+
+
+@pytest.mark.parametrize("places", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_in_whatever_order_workers_join_the_same_ones_help(
+    clock: ManualClock, places: tuple[int, ...]
+) -> None:
+    router = Router(policy="follow-kv", policy_options={"prefillers": "1"}, clock=clock)
+    for place in places:
+        router.join(Worker(f"http://w{place}:8000", kv_blocks=10_000, name=f"w{place}"))
+    assert helping(router) == ["w0"]
+    with router.turn("next", prompt_tokens=9_000) as turn:
+        assert turn.route.decoder_name in ("w1", "w2")
+    router.close("next")
+    router.drain("w0")
+    assert helping(router) == ["w1"], "one that takes no new prompts cannot help"
+    router.undrain("w0")
+    assert helping(router) == ["w0"]
+    router.lose("w0", reason="asked")
+    assert helping(router) == ["w1"]
+
+
+def test_who_holds_least_becomes_the_helper(clock: ManualClock) -> None:
+    router, ids = fleet(clock, roles="auto"), count()
+    with router.turn("kept", prompt_tokens=9_000) as turn:
+        home = turn.route.decoder_name
+        turn.first_token()
+        turn.finish(output_tokens=1, prompt_tokens=9_000, cached_tokens=0)
+    work(router, clock, ids, seconds=250, output_tokens=11)
+    assert helping(router) == [min({"w0", "w1", "w2", "w3"} - {home})]
 
 
 def test_only_workers_that_do_both_change(clock: ManualClock) -> None:

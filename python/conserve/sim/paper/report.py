@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
+from conserve._counted import counted
 from conserve.sim.split import PARTS
 from conserve.sim.workload import WORKLOADS
 
@@ -78,7 +79,7 @@ def _preface(results: Json) -> list[Block]:
         Listing(results["command"]),
         *([Paragraph(_ran(results["ran"]))] if "ran" in results else []),
         Paragraph(
-            f"{results['seeds']} seeds; means with 95 % intervals (Student's t), changes paired by seed. Paper mode runs the 256 "
+            f"{counted(results['seeds'], 'seed')}; means with 95 % intervals (Student's t), changes paired by seed. Paper mode runs the 256 "
             f"conversations that the paper used; full mode uses {lines}. Nothing was fitted to a number of the paper: step "
             "times are the `a40-eager` preset, measured by its authors, and the yardsticks of the verdicts are in "
             "`python/conserve/sim/paper/claims.py`, apart from any run."
