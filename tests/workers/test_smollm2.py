@@ -67,7 +67,7 @@ def test_handed_over_conversations_equal_plain_ones() -> None:
         tiny("--role", "prefiller", model="smollm2") as prefiller,
         tiny("--role", "decoder", model="smollm2") as decoder,
         tiny(model="smollm2") as plain,
-        ThreadPoolExecutor(8) as threads,
+        ThreadPoolExecutor(4) as threads,
     ):
 
         def converse(number: int) -> list[tuple[str, str]]:
@@ -86,7 +86,7 @@ def test_handed_over_conversations_equal_plain_ones() -> None:
                 ]
             return turns
 
-        conversations = list(threads.map(converse, range(8)))
+        conversations = list(threads.map(converse, range(4)))
     for number, turns in enumerate(conversations):
         for turn, (ours, alone) in enumerate(turns):
             assert ours == alone, f"conversation {number}, turn {turn}"
