@@ -49,6 +49,8 @@ _PATIENCE: Final[Mapping[str, str]] = {
     "CONSERVE_PROBE_TIMEOUT_S": "20",
 }
 _OF_PREFILLERS: Final = ("bootstrap=", "engine_id=", "prefill_backlog_tokens=")
+# Each door has a policy of its own.
+_OF_POLICY: Final = ("CONSERVE_POLICY", "CONSERVE_POLICY_OPTION")
 _PYTHON: Final = (sys.executable, "-P", "-m")
 
 
@@ -232,7 +234,7 @@ def _planned(file: FleetFile, *, words: str, chunk_tokens: int | None) -> Engine
             for each, role, text in zip(laid.workers, roles, said, strict=True)
         ),
         connector=tuple(connector),
-        router_env={key: value for key, value in laid.router.env.items() if key != "CONSERVE_POLICY"},
+        router_env={key: value for key, value in laid.router.env.items() if key not in _OF_POLICY},
         specs=tuple(each.spec for each in laid.workers),
         start_timeout_s=file.start_timeout_s,
         chunk_tokens=chunk_tokens,

@@ -8,7 +8,7 @@ import pytest
 
 from conserve import ConfigError
 from conserve.live import LivePlan, Script
-from conserve.live.engines import from_urls, tiny
+from conserve.live.engines import from_file, from_urls, tiny
 from conserve.live.plan import scaled, scripts
 from conserve.sim.contender import Contender
 from conserve.sim.workload import Conversation, TurnRecord
@@ -140,3 +140,14 @@ def test_a_worker_is_told_to_the_door_by_what_it_does_under_the_policy() -> None
     )
     assert decoder.option("strict") == ("--decoder", "http://d0:8000,name=big")
     assert prefiller.option("collocated")[0] == decoder.option("collocated")[0] == "--both"
+
+
+def test_a_door_takes_nothing_of_the_policy_in_the_fleet_file(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        'model = "m"\nconnector = "none"\nfirst_port = 0\n[[tier]]\nrole = "both"\nengine = "tiny"\n'
+        '[router]\nqueue_limit = 9\npolicy = "follow-kv"\npolicy_option = ["roles=auto"]\n'
+    )
+    told = from_file(file).router_env
+    assert told["CONSERVE_QUEUE_LIMIT"] == "9"
+    assert not [key for key in told if "POLICY" in key]
