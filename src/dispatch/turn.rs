@@ -189,6 +189,11 @@ impl Dispatch {
         }
     }
 
+    /// Bytes of the client's body that are still held. A step may look at all of them.
+    pub(crate) fn body_bytes(&self) -> usize {
+        self.body.len()
+    }
+
     /// Begins. Called once.
     pub fn start(&mut self, now: Timestamp) -> Action {
         match self.take() {

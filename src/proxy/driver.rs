@@ -10,6 +10,7 @@ use std::task::{Wake, Waker};
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 use tokio::sync::Notify;
+use tokio::task::block_in_place;
 use tokio::time::sleep_until;
 
 use super::connection::Link;
@@ -22,6 +23,10 @@ use super::stats::During;
 use crate::dispatch::{Action, Dispatch, Endpoint, Header, Refusal, Upstream};
 use crate::error::Phase;
 use crate::units::Timestamp;
+
+/// What is done with a longer body is done while another thread takes over what this one has to do: a step of the turn may
+/// read or copy all of it, and the smallest members that JSON can have take it some 10 ns a byte.
+const LONG_BODY_BYTES: usize = 640 << 10;
 
 /// One request on its way.
 pub(crate) struct Drive {
@@ -126,7 +131,8 @@ impl Drive {
     }
 
     async fn steps(&mut self) -> Next {
-        let mut action = self.dispatch.start(self.now());
+        let now = self.now();
+        let mut action = self.step(|dispatch| dispatch.start(now));
         loop {
             action = match action {
                 Action::Call(upstream) => self.call(&upstream).await,
@@ -140,6 +146,15 @@ impl Drive {
         }
     }
 
+    /// A step that may look at the whole body.
+    fn step(&mut self, step: impl FnOnce(&mut Dispatch) -> Action) -> Action {
+        if self.dispatch.body_bytes() > LONG_BODY_BYTES {
+            block_in_place(|| step(&mut self.dispatch))
+        } else {
+            step(&mut self.dispatch)
+        }
+    }
+
     /// Waits for a place in line, or for the end of the wait.
     async fn wait(&mut self, deadline: Timestamp) -> Action {
         self.during = During::Waiting;
@@ -149,7 +164,8 @@ impl Drive {
             () = granted.0.notified() => {}
             () = sleep_until(self.shared.clock.instant(deadline)) => {}
         }
-        self.dispatch.admitted(self.now())
+        let now = self.now();
+        self.step(|dispatch| dispatch.admitted(now))
     }
 
     /// One exchange whose answer is held whole.
@@ -161,7 +177,10 @@ impl Drive {
         };
         let read = exchange.read_whole(upstream.max_answer_bytes, upstream);
         match read.await {
-            Ok(body) => self.dispatch.answered(status, &headers, &body, self.now()),
+            Ok(body) => {
+                let now = self.now();
+                self.step(|dispatch| dispatch.answered(status, &headers, &body, now))
+            }
             Err(broken) => self.failed(&broken, upstream),
         }
     }
@@ -225,7 +244,8 @@ impl Drive {
     /// Counts and tells what went wrong at a worker; what to do now.
     pub(crate) fn failed(&mut self, broken: &Broken, upstream: &Upstream) -> Action {
         self.note(broken, upstream);
-        self.dispatch.failed(broken.failure, self.now())
+        let now = self.now();
+        self.step(|dispatch| dispatch.failed(broken.failure, now))
     }
 
     fn note(&self, broken: &Broken, upstream: &Upstream) {

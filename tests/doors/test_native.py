@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from conserve.proxy.server import _server
 from conserve.settings import Settings
 from conserve_workers.mock import Fault
 from tests.support.cluster import chat_body, run_cluster
-from tests.support.raw import connect
+from tests.support.raw import connect, request
 
 from .conftest import DoorHere, open_native
 
@@ -60,6 +62,27 @@ async def test_a_head_above_the_limit_is_refused(tmp_path: Path) -> None:
     async with run_cluster(open_native, prefillers=0, decoders=1) as c, connect(c.url) as raw:
         await raw.send(b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-large: " + b"a" * 100_000 + b"\r\n\r\n")
         assert (await raw.head())[0] == 431
+
+
+async def test_a_long_body_of_small_members_holds_nobody_up() -> None:
+    # Without messages: it is read to its end, and no worker is asked.
+    long = b'{"model":"mock",' + b'"a":1,' * 5_500_000 + b'"b":2}'
+    short = request("/v1/chat/completions", b"[]")
+    async with run_cluster(open_native, prefillers=0, decoders=1, door_threads=1) as c:
+        async with connect(c.url) as one, connect(c.url) as other:
+            await one.send(request("/v1/chat/completions", long))
+            sent = time.monotonic()
+            reading = asyncio.create_task(one.head())
+            answered = [sent]
+            while not reading.done():
+                await other.send(short)
+                status, headers = await other.head()
+                await other.reader.readexactly(int(headers["content-length"]))
+                assert status == 400
+                answered.append(time.monotonic())
+            assert (await reading)[0] == 400
+    waits = [after - before for before, after in itertools.pairwise(answered)]
+    assert max(waits) < 0.5 * (answered[-1] - sent), "the only thread's other work went on meanwhile"
 
 
 async def test_requests_on_one_connection_are_answered_in_their_order() -> None:
