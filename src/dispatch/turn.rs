@@ -11,7 +11,7 @@ mod relay;
 mod settle;
 mod start;
 
-use std::fmt::Write as _;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -39,7 +39,8 @@ pub struct Dispatch {
     body: Bytes,
     arrival: Arrival,
     opened: Timestamp,
-    request: Option<Request>,
+    /// Boxed: what moves with a `Dispatch` is small, and so is what it takes to allocate it.
+    request: Option<Box<Request>>,
     /// How often the turn was begun again.
     again: u32,
     /// A decoder that failed this request.
@@ -82,13 +83,14 @@ impl Texts {
         serial: u64,
         trace: Option<Bytes>,
     ) -> Self {
-        let mut text = String::with_capacity(128);
-        write!(text, "{key}{handle}").expect("a string takes all");
+        let mut text = Vec::with_capacity(128);
+        text.extend_from_slice(&key.digits());
+        text.extend_from_slice(&handle.digits());
         let ends = (KEY_DIGITS, text.len());
         if trace.is_none() {
-            text.push_str("conserve-");
+            text.extend_from_slice(b"conserve-");
             text.extend_from_within(..KEY_DIGITS / 2);
-            write!(text, "-{serial}").expect("a string takes all");
+            write!(text, "-{serial}").expect("a vector takes all");
         }
         let text = Bytes::from(text);
         Self {
@@ -149,7 +151,7 @@ struct Listening {
     status: u16,
     /// The worker's.
     headers: Vec<Header>,
-    reader: sse::Reader,
+    reader: Box<sse::Reader>,
     held: BytesMut,
 }
 
@@ -157,7 +159,7 @@ struct Listening {
 struct Relaying {
     turn: Turn,
     /// `None`: the stream is encoded and passes unread.
-    reader: Option<sse::Reader>,
+    reader: Option<Box<sse::Reader>>,
     /// Events with generated tokens that have come; with the first one, the decoder has the KV.
     pieces: u32,
     /// When the user saw something first.
@@ -317,7 +319,7 @@ impl Dispatch {
     /// The same as its tenant is told it, in `x-conserve-conversation`.
     #[must_use]
     pub fn handle(&self) -> Option<ConversationKey> {
-        self.request.as_ref().map(Request::handle)
+        self.request.as_deref().map(Request::handle)
     }
 
     /// Why the turn runs where it runs, once a worker's answer to it goes to the client.

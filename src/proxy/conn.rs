@@ -6,7 +6,6 @@
 
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -15,14 +14,16 @@ use tokio::time::Instant;
 
 use super::alarm::Alarm;
 use super::socket::Socket;
+use crate::units::WorkerId;
 
 /// What is read at once: so much at first, more where a worker sends more.
 const READ_FROM_BYTES: usize = 8 << 10;
 const READ_TO_BYTES: usize = 128 << 10;
 
 pub(crate) struct Conn {
-    /// Scheme, host and port.
-    pub(crate) origin: Arc<str>,
+    pub(crate) worker: WorkerId,
+    /// Host and port.
+    authority: Box<str>,
     socket: Socket,
     /// What was read and not taken yet.
     pub(crate) read: BytesMut,
@@ -40,9 +41,10 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    pub(crate) fn new(origin: Arc<str>, socket: Socket) -> Self {
+    pub(crate) fn new(worker: WorkerId, authority: &str, socket: Socket) -> Self {
         Self {
-            origin,
+            worker,
+            authority: authority.into(),
             socket,
             read: BytesMut::new(),
             room: READ_FROM_BYTES,
@@ -72,7 +74,7 @@ impl Conn {
         write: impl FnOnce(&mut Vec<u8>, &str) -> Result<(), E>,
     ) -> Result<(), E> {
         self.head.clear();
-        write(&mut self.head, &self.origin)?;
+        write(&mut self.head, &self.authority)?;
         (self.sent, self.body, self.is_flushed) = (0, body, false);
         Ok(())
     }
@@ -106,7 +108,8 @@ impl Conn {
 
     /// Reads on; whether there was something before the end.
     pub(crate) fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        if self.read.capacity() - self.read.len() < self.room {
+        // What was read before may still be on its way to the client, and its memory with it: so it is filled up first.
+        if self.read.capacity() - self.read.len() < self.room / 2 {
             self.read.reserve(self.room);
         }
         let room = self.read.capacity() - self.read.len();

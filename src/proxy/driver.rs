@@ -140,7 +140,8 @@ impl Drive {
                     Next::Act(action) => action,
                     begun @ Next::Relay(_) => return begun,
                 },
-                Action::Wait { deadline } => self.wait(deadline).await,
+                // Boxed, as most turns do not wait.
+                Action::Wait { deadline } => Box::pin(self.wait(deadline)).await,
                 action => return Next::Act(action),
             };
         }

@@ -73,12 +73,13 @@ pub(crate) async fn post(
     upstream: &Upstream,
 ) -> Result<(u16, Vec<Header>, Exchange), Broken> {
     let (origin, path) = split(&upstream.url)?;
-    if let Some(conn) = shared.pool.take(origin)
+    if let Some(conn) = shared.pool.take(upstream.worker)
         && let Some(answered) = send(shared, conn, upstream, path).await?
     {
         return Ok(answered);
     }
-    let conn = connect(shared, origin, upstream).await?;
+    // Boxed, as most requests do without it.
+    let conn = Box::pin(connect(shared, origin, upstream)).await?;
     let answered = send(shared, conn, upstream, path).await?;
     answered.ok_or_else(Broken::ended)
 }
@@ -111,7 +112,7 @@ async fn connect(shared: &Shared, origin: &str, upstream: &Upstream) -> Result<B
         Ok(Err(error)) => return Err(Broken::new(Failure::Unreachable, &error)),
         Err(_) => return Err(Broken::late(TimeoutKind::Connect)),
     };
-    Ok(Box::new(Conn::new(Arc::from(origin), stream)))
+    Ok(Box::new(Conn::new(upstream.worker, authority, stream)))
 }
 
 /// Whether connecting failed for want of something of ours: a file, a local port, memory.
@@ -137,8 +138,8 @@ async fn send(
 ) -> Result<Option<(u16, Vec<Header>, Exchange)>, Broken> {
     let body = upstream.body.clone();
     let length = body.len();
-    let put = conn.put(body, |out, origin| {
-        write_head(out, authority(origin), path, &upstream.headers, length)
+    let put = conn.put(body, |out, authority| {
+        write_head(out, authority, path, &upstream.headers, length)
     });
     put.map_err(|Malformed(what)| Broken::new(Failure::Unreachable, &what))?;
     let mut reader = HeadReader::default();
@@ -201,17 +202,20 @@ fn poll_head(
 
 /// Origin and path of a worker's URL.
 fn split(url: &str) -> Result<(&str, &str), Broken> {
-    let rest = ["http://", "https://"]
-        .iter()
-        .find_map(|scheme| url.strip_prefix(scheme))
+    let rest = without_scheme(url)
         .ok_or_else(|| Broken::new(Failure::Unreachable, &"the URL is not one of HTTP"))?;
     let path = rest.find('/').unwrap_or(rest.len());
     Ok(url.split_at(url.len() - rest.len() + path))
 }
 
+fn without_scheme(url: &str) -> Option<&str> {
+    url.strip_prefix("http://")
+        .or_else(|| url.strip_prefix("https://"))
+}
+
 /// Host and port of an origin.
 fn authority(origin: &str) -> &str {
-    origin.split_once("://").map_or(origin, |(_, rest)| rest)
+    without_scheme(origin).unwrap_or(origin)
 }
 
 impl Exchange {

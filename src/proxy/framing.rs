@@ -51,9 +51,9 @@ impl Framing {
     /// Takes the next part of the body from what was read.
     pub(crate) fn take(&mut self, read: &mut BytesMut) -> Result<Step, Malformed> {
         match self {
-            Self::Length(0) => Ok(Step::End),
+            Self::Length(0) | Self::Chunked(Chunked::End) => Ok(Step::End),
+            _ if read.is_empty() => Ok(Step::More),
             Self::Length(left) => Ok(take_of(left, read)),
-            Self::UntilClose if read.is_empty() => Ok(Step::More),
             Self::UntilClose => Ok(Step::Piece(read.split().freeze())),
             Self::Chunked(chunked) => chunked.take(read),
         }

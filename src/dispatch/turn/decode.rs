@@ -127,7 +127,7 @@ impl Dispatch {
                 decoding,
                 status,
                 headers: headers.to_vec(),
-                reader: sse::Reader::new(hides_usage),
+                reader: Box::new(sse::Reader::new(hides_usage)),
                 held: BytesMut::new(),
             }));
             return Action::Listen;

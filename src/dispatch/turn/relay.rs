@@ -22,7 +22,7 @@ impl Relaying {
 
     /// Notes what the reader has seen by now.
     pub(super) fn hear(&mut self, now: Timestamp) {
-        let Some(seen) = self.reader.as_ref().map(sse::Reader::seen) else {
+        let Some(seen) = self.reader.as_deref().map(sse::Reader::seen) else {
             return;
         };
         self.note(seen.pieces, now);

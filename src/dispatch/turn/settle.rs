@@ -1,5 +1,6 @@
 //! How a request ends: the turn settled, the client answered.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -155,7 +156,10 @@ impl Dispatch {
         self.reason = Some(route.reason);
         let request = self.request();
         let name = &*route.decoder.name;
-        let text = Bytes::from(format!("{name}{}", route.turn));
+        let mut text = String::with_capacity(name.len() + 10);
+        text.push_str(name);
+        write!(text, "{}", route.turn).expect("a string takes all");
+        let text = Bytes::from(text);
         let mut own = Vec::with_capacity(6);
         own.extend([
             header("x-conserve-conversation", request.texts.handle.clone()),

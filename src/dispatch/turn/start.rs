@@ -37,7 +37,7 @@ impl Dispatch {
         }
     }
 
-    fn read(&self) -> Result<Request, Refusal> {
+    fn read(&self) -> Result<Box<Request>, Refusal> {
         if headers::is_encoded(&self.headers) {
             let message =
                 "the request body is encoded (content-encoding); send it as plain JSON".to_owned();
@@ -64,7 +64,7 @@ impl Dispatch {
         let given = headers::get(&self.headers, "x-request-id")
             .filter(|id| !id.is_empty())
             .cloned();
-        Ok(Request {
+        Ok(Box::new(Request {
             peek,
             key,
             tenant,
@@ -72,7 +72,7 @@ impl Dispatch {
             nameless,
             texts: Texts::new(key, key.seen_by(tenant), serial, given),
             serial,
-        })
+        }))
     }
 
     fn check_model(&self, peek: &Peek) -> Result<(), Refusal> {
