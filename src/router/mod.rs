@@ -269,7 +269,7 @@ impl Router {
         self.engine.tick(now);
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn engine(&self) -> &Engine {
         &self.engine
     }
