@@ -191,8 +191,9 @@ impl Dispatch {
         }
     }
 
-    /// Bytes of the client's body that are still held. A step may look at all of them.
-    pub(crate) fn body_bytes(&self) -> usize {
+    /// Bytes of the client's body that are still held: a step may look at all of them.
+    #[must_use]
+    pub fn body_bytes(&self) -> usize {
         self.body.len()
     }
 
