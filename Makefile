@@ -21,6 +21,7 @@ STRESS_ARGS ?=
 SEEDS ?= 10000
 CASES ?= 20000
 FUZZ_S ?= 0
+TESTED := cargo test --locked --features proxy,sim
 FUZZED := serde corpus spoiled no_byte only_the_intended strings_mean mutated any_bytes
 TORCH ?= auto
 export TORCH
@@ -52,7 +53,7 @@ demo: setup-demo  ## a whole cluster on this machine: 1 prefiller, 2 decoders, a
 
 test: setup-dev  ## the core's tests, then everything through Python
 	@echo '==> cargo test, with the native door and the simulator'
-	@cargo test --locked --features proxy,sim
+	@$(TESTED)
 	@echo '==> cargo test, the fast mock worker'
 	@cargo test --locked --quiet --manifest-path workers/mock/fast/Cargo.toml
 	@echo '==> pytest'
@@ -96,14 +97,13 @@ check-licences:
 
 simulate-faults:  ## the router under faults in virtual time; SEEDS=10000
 	@echo '==> simulate faults, $(SEEDS) seeds'
-	@CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-	    cargo test --locked --release --quiet --test simulation --target-dir target/simulation -- --seeds $(SEEDS)
+	@$(TESTED) --quiet --test simulation -- --seeds $(SEEDS)
 
 fuzz:  ## long runs of the parsers' properties over the corpus; CASES=20000, again and again for FUZZ_S=0 seconds
 	@echo '==> fuzz, $(CASES) cases of each property'
-	@set -o pipefail; export PROPTEST_CASES=$(CASES) CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16; \
+	@mkdir -p target; set -o pipefail; export PROPTEST_CASES=$(CASES); \
 	began=$$SECONDS; while :; do \
-	    cargo test --locked --release --lib --target-dir target/simulation -- $(FUZZED) | tee target/fuzz.log || exit 1; \
+	    $(TESTED) --lib -- $(FUZZED) | tee target/fuzz.log || exit 1; \
 	    ! grep -q '^test result: ok. 0 passed' target/fuzz.log || { echo 'error: no property ran'; exit 1; }; \
 	    (( SECONDS - began < $(FUZZ_S) )) || break; \
 	done

@@ -1,7 +1,7 @@
 //! Deterministic fault simulation: the real router and dispatcher, a simulated network, virtual time, one seed for all.
 //!
-//!     cargo test --release --test simulation -- --seeds 10000
-//!     cargo test --release --test simulation -- --seed 4711        # one run, with its history
+//!     cargo test --test simulation -- --seeds 10000
+//!     cargo test --test simulation -- --seed 4711        # one run, with its history
 //!
 //! A seed that fails is made small and printed; add it to `regressions.txt` together with the mend. See README.md.
 
@@ -169,7 +169,7 @@ fn tell(seed: u64) -> ExitCode {
     }
     if let Some(wrong) = ran.wrong {
         println!(
-            "seed {seed} fails: {wrong}\nagain: cargo test --release --test simulation -- --seed {seed}"
+            "seed {seed} fails: {wrong}\nagain: cargo test --test simulation -- --seed {seed}"
         );
         return ExitCode::FAILURE;
     }
