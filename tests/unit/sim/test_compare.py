@@ -119,7 +119,7 @@ def test_presets_are_those_of_the_core() -> None:
 def test_the_title_says_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sim", "--policy", "strict", "--conversations", "1", "--seeds", "1", "--preset", "l40s-8b"]
     assert main([*words, "--fleet", "1P2D"]) == 0
-    title = capsys.readouterr().out.splitlines()[0]
+    title = " ".join(capsys.readouterr().out.split())
     assert title.startswith("1P2D of l40s-8b (L40S, 8B model), swe-agent (generated, not recorded), ")
     assert "1 conversation, 1 seed" in title
 
