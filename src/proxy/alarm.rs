@@ -4,10 +4,11 @@
 //! shorter: a stream of a thousand pieces moves it a few times.
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::quiet::Quiet;
@@ -35,7 +36,8 @@ impl Alarm {
             self.quiet = Quiet::default();
         }
         self.quiet.poll(context, |context| {
-            while timer.as_mut().poll(context).is_ready() {
+            // Whoever never stops talking uses up the task's budget, without which a timer says nothing.
+            while pin!(unconstrained(timer.as_mut())).poll(context).is_ready() {
                 if timer.deadline() >= due {
                     return Poll::Ready(());
                 }
@@ -71,6 +73,19 @@ mod tests {
             let began = Instant::now();
             poll_fn(|context| alarm.poll(SHORT, context)).await;
             assert!(began.elapsed() >= SHORT);
+        });
+    }
+
+    #[test]
+    fn it_goes_off_though_others_use_up_the_budget() {
+        with_timers(async {
+            let mut alarm = Alarm::default();
+            let task = tokio::spawn(poll_fn(move |context| {
+                while pin!(tokio::task::consume_budget()).poll(context).is_ready() {}
+                alarm.poll(SHORT, context)
+            }));
+            let limit = tokio::time::timeout(Duration::from_secs(20), task);
+            limit.await.expect("it went off").unwrap();
         });
     }
 
