@@ -176,11 +176,24 @@ impl Drive {
             Ok(answered) => answered,
             Err(broken) => return self.failed(&broken, upstream),
         };
-        let read = exchange.read_whole(upstream.max_answer_bytes, upstream);
-        match read.await {
+        let limit = upstream.max_answer_bytes;
+        self.collect(status, &headers, exchange, limit, upstream)
+            .await
+    }
+
+    /// The rest of an answer, at most `limit` bytes, held whole.
+    async fn collect(
+        &mut self,
+        status: u16,
+        headers: &[Header],
+        exchange: Exchange,
+        limit: usize,
+        upstream: &Upstream,
+    ) -> Action {
+        match exchange.read_whole(limit, upstream).await {
             Ok(body) => {
                 let now = self.now();
-                self.step(|dispatch| dispatch.answered(status, &headers, &body, now))
+                self.step(|dispatch| dispatch.answered(status, headers, &body, now))
             }
             Err(broken) => self.failed(&broken, upstream),
         }
@@ -212,13 +225,10 @@ impl Drive {
                 upstream,
                 exchange,
             }),
-            Action::Collect { limit } => {
-                let read = exchange.read_whole(limit, &upstream);
-                Next::Act(match read.await {
-                    Ok(body) => self.dispatch.answered(status, &headers, &body, self.now()),
-                    Err(broken) => self.failed(&broken, &upstream),
-                })
-            }
+            Action::Collect { limit } => Next::Act(
+                self.collect(status, &headers, exchange, limit, &upstream)
+                    .await,
+            ),
             action => Next::Act(action),
         }
     }

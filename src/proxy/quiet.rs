@@ -1,8 +1,8 @@
 //! Keeps wakes that say nothing new from scheduling a task again.
 //!
-//! hyper's connections and bodies wake each other through channels, as if each had a task of its own. Here one task polls
-//! them all, so most of those wakes come from within the poll that they ask for; each would cost another poll of the whole
-//! task, and often the waking of another thread for it.
+//! One task polls a client's connection, the answer, the worker's socket and the timers. What one of them is woken for is no
+//! news to the others, and a wake from within the poll that it asks for would cost another poll of the whole task, and often
+//! the waking of another thread for it.
 //!
 //! Promises: a wake from another thread is passed on at once; one from within the poll is passed on too, at the poll's end,
 //! unless by then the part was polled again. A part that nothing woke since it was pending is not polled.
