@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import signal
 
+import hypothesis
 import pytest
+
+# What is tried is the same each time, so that a failure is a change's. `--hypothesis-profile default` looks for new cases.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")
 
 
 def pytest_configure() -> None:

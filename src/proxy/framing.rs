@@ -157,8 +157,11 @@ fn size(line: &[u8]) -> Result<u64, Malformed> {
         size = size.checked_mul(16).ok_or(WRONG)? | u64::from(digit);
         digits += 1;
     }
-    match line[digits..].trim_ascii_start() {
-        [] | [b';', ..] if digits > 0 => Ok(size),
+    let behind = line[digits..]
+        .iter()
+        .find(|&&byte| byte != b' ' && byte != b'\t');
+    match behind {
+        None | Some(b';') if digits > 0 && !line.contains(&b'\r') => Ok(size),
         _ => Err(WRONG),
     }
 }

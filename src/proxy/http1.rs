@@ -145,8 +145,10 @@ fn parse(head: &Bytes) -> Result<Option<Head>, Malformed> {
     else {
         return Err(Malformed("the head is not one of HTTP"));
     };
-    if matches!(status, 100 | 102..=199) {
-        return Ok(None);
+    match status {
+        ..100 => return Err(Malformed("the status is none of HTTP")),
+        100 | 102..=199 => return Ok(None),
+        _ => {}
     }
     let mut about = About::default();
     let mut headers = Vec::with_capacity(response.headers.len() + 8);
@@ -380,6 +382,7 @@ mod tests {
             "<html>\n\n",
             "HTTP/2 200 OK\r\n\r\n",
             "HTTP/1.1 2x0 OK\r\n\r\n",
+            "HTTP/1.1 099 OK\r\n\r\n",
             "HTTP/1.1 200 OK\r\nx y: 1\r\n\r\n",
             "HTTP/1.1 200 OK\r\nx: 1\r\n folded\r\n\r\n",
             "HTTP/1.1 200 OK\r\nx: \0\r\n\r\n",
