@@ -169,8 +169,9 @@ impl Engine {
         let actual = decoder.block_size().blocks(used);
         let settled = self.leave_blocks(grant, actual, usage, now);
         grant.conversation.touch(now);
-        if settled.after.is_on(grant.decoder) {
-            self.note_held(decoder, settled.after.blocks, now);
+        // Wherever the conversation is by now, it counts as used.
+        if let Some(home) = settled.after.decoder {
+            self.note_held(self.fleet.worker(home), settled.after.blocks, now);
         }
         let computed = computed_on_decoder(
             grant,
@@ -222,7 +223,7 @@ impl Engine {
             pace,
             blocks,
         });
-        if settled.somebody_waits || self.may_help(settled.after) {
+        if settled.somebody_waits || self.may_help(settled.after, decoder) {
             self.serve(now);
         }
     }
@@ -248,10 +249,14 @@ impl Engine {
     /// Whether somebody waits whom the end of a turn may let run although it gave nothing back: the
     /// next turn of the same conversation, which now needs less; one that may evict the conversation
     /// now that it is idle; the last one that leaves a draining decoder.
-    /// They look at where the conversation is, which need not be where the turn was.
-    fn may_help(&self, after: State) -> bool {
-        let waited_for = |id| self.fleet.worker(id).occupancy.somebody_waits();
-        (after.in_flight > 0 || self.config.evict_idle) && after.decoder.is_some_and(waited_for)
+    /// They look at where the conversation is, which need not be where the turn was. Where the turn was, nothing may run any
+    /// more: then what is idle there may be evicted, whatever is computed again.
+    fn may_help(&self, after: State, was_on: WorkerId) -> bool {
+        let evicts = self.config.evict_idle;
+        let home = after.decoder.filter(|_| after.in_flight > 0 || evicts);
+        let left = Some(was_on).filter(|left| evicts && home != Some(*left));
+        let waited_for = |id: &WorkerId| self.fleet.worker(*id).occupancy.somebody_waits();
+        home.iter().chain(&left).any(waited_for)
     }
 
     /// Turns the reservation into blocks of the conversation. Alone in flight, the turn knows what
@@ -414,7 +419,7 @@ impl Engine {
             self.serve_those_of(key, now);
             return;
         }
-        if somebody_waits || self.may_help(after) {
+        if somebody_waits || self.may_help(after, decoder) {
             self.serve(now);
         }
     }

@@ -71,6 +71,18 @@ fn newcomers_wait_while_what_they_evict_is_needed_again_but_for_no_idle_decoder(
 }
 
 #[test]
+fn newcomers_are_served_when_the_last_turn_ends_though_its_conversation_leaves_with_it() {
+    let router = one_decoder();
+    thrash(&router);
+    run(&router, 1, 60);
+    run(&router, 2, 0);
+    let running = ask(&router, 2, 0).expect("it needs nothing");
+    let newcomer = wait(&router, 3, 30);
+    running.fail(FailReason::DecoderLost, at(2));
+    finish(granted(&newcomer).expect("nothing runs that could suffer"));
+}
+
+#[test]
 fn growth_runs_though_turns_in_flight_hold_the_room() {
     let router = one_decoder();
     run(&router, 1, 40);

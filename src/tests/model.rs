@@ -492,7 +492,7 @@ fn same_refusal(rejected: &Rejected, no: No) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(400), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn router_agrees_with_the_naive_one(

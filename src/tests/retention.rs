@@ -166,6 +166,20 @@ fn a_turn_that_outlives_its_conversation_is_kept_too() {
 }
 
 #[test]
+fn a_turn_that_ends_where_its_conversation_is_no_more_counts_as_a_use_of_home() {
+    let router = fleet(pinning(), 0, &[20, 20]);
+    let first = begin(&router, 1, 1, at(1)).expect("there is room");
+    let elsewhere = begin(&router, 1, 81, at(1)).expect("beside the first");
+    drop(first);
+    turn(&router, 1, 32, None, at(1));
+    assert_eq!((booked(&router, 0), booked(&router, 1)), (6, 2), "it moved");
+    elsewhere.finish(Usage::default(), at(50));
+    let (engine, home) = (router.engine(), WorkerId::new(1).expect("small"));
+    assert!(some_is_kept(&router, home, at(149)));
+    assert!(engine.keeps_some(engine.fleet.worker(home), at(149)));
+}
+
+#[test]
 fn a_turn_that_failed_leaves_nothing_behind() {
     let router = fleet(pinning(), 0, &[20]);
     turn(&router, 1, 96, None, at(1));
@@ -318,7 +332,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(300), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_books_balance_and_end_empty(

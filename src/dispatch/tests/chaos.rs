@@ -325,7 +325,7 @@ impl Stage {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(400), ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happens_every_turn_is_settled(steps in prop::collection::vec(step(), 1..120)) {

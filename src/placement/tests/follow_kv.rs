@@ -223,12 +223,13 @@ proptest! {
         workers in (2..6_u16).prop_flat_map(|count| (0..count).map(any_worker).collect::<Vec<_>>()),
         prompt in 1..30_000_u32,
         resident in 0..30_000_u32,
-        home in 0..6_u16,
+        home in any::<prop::sample::Index>(),
         returns in any::<bool>(),
     ) {
         let fleet = fleet(&workers);
-        prop_assume!(workers.iter().any(|worker| worker.id.get() == home && worker.role.decodes()));
-        let turn = TurnView { returns, ..turn(prompt, Some(home), resident.min(prompt)) };
+        let decoders: Vec<_> = workers.iter().filter(|worker| worker.role.decodes()).collect();
+        let home = (!decoders.is_empty()).then(|| home.get(&decoders).id.get());
+        let turn = TurnView { returns, ..turn(prompt, home, resident.min(prompt)) };
         let moves = variant("follow-kv(move_share=0.9, move_saves_ms=0, thrash_fill=0.9)");
         if let Decision::Place { decoder, .. } = policy(moves).place(&turn, &fleet) {
             let there = workers.iter().find(|worker| worker.id == decoder).expect("one of the fleet");
