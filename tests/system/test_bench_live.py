@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +61,68 @@ def test_policies_get_the_same_work_on_the_same_engines(tmp_path: Path) -> None:
             "tbt_last_p95_s",
         }
         assert simulated["measured"]["handoff_latency_s"] > 0
-        assert all(value > 0 for row in simulated["measured"]["prefill_s"] for value in row)
+        [steps] = simulated["measured"]["steps"]
+        assert steps["workers"] == ["w0", "w1"], "tiny engines are alike"
+        assert all(value > 0 for row in steps["prefill_s"] for value in row)
+
+
+def kill_a_worker(bench: int) -> None:
+    """One of the processes that it started and that is an engine."""
+    children = Path(f"/proc/{bench}/task/{bench}/children").read_text().split()
+    engines = [
+        pid for pid in children if b"conserve_workers.tiny" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(int(engines[-1]), signal.SIGKILL)
+
+
+def interrupt(bench: int) -> None:
+    """Ctrl-C."""
+    os.kill(bench, signal.SIGINT)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("mishap", "status", "said"),
+    [(kill_a_worker, 1, "w1 ended with status -9 in the middle"), (interrupt, 130, "interrupted")],
+)
+@pytest.mark.timeout(300)
+def test_what_every_policy_had_is_kept_when_it_ends_early(
+    tmp_path: Path, mishap: Callable[[int], None], status: int, said: str
+) -> None:
+    path = tmp_path / "live.json"
+    words = [
+        "--workers",
+        "tiny:1p1d",
+        "--policies",
+        "strict,collocated",
+        "--conversations",
+        "2",
+        "--rate",
+        "4",
+    ]
+    words += ["--rounds", "20", "--scale", "0.02", "--gap-scale", "0.01", "--max-turns", "2"]
+    with subprocess.Popen(
+        [*BENCH, *words, "--log-dir", str(tmp_path / "logs"), "--json", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as bench:
+        assert bench.stderr is not None
+        assert bench.stdout is not None
+        for line in bench.stderr:
+            if line.startswith("round 2 of 20"):
+                mishap(bench.pid)
+                break
+        rest, table = bench.stderr.read(), bench.stdout.read()
+    assert bench.returncode == status, rest
+    assert said in rest
+    assert "what every policy had follows: 1 round of 20" in rest
+    assert "1 round;" in table
+    told = json.loads(path.read_text())
+    assert said in told["stopped"]
+    assert [(one["policy"], one["round"]) for one in told["rounds"]][:2] == [("strict", 0), ("collocated", 0)]
+    assert [one["policy"] for one in told["policies"]] == ["strict", "collocated"]
 
 
 def test_options_that_contradict_are_refused(tmp_path: Path) -> None:

@@ -6,17 +6,20 @@ import asyncio
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from conserve._counted import counted
 from conserve.errors import ConfigError
 from conserve.live import LiveError, LivePlan
-from conserve.live.compare import compare_live
+from conserve.live.compare import compare_live, compared, whole_rounds
 from conserve.live.engines import Engines, from_file, from_urls, tiny
 from conserve.live.report import as_data
+from conserve.live.run import Round
 from conserve.policies import POLICIES
 from conserve.sim.contender import USUAL, split_names
 from conserve.sim.workload import WORKLOADS, traces_dir
@@ -28,6 +31,7 @@ __all__ = ["app"]
 
 _FAILED = 1
 _MISUSED = 2
+_INTERRUPTED = 130
 _LOG_COLUMNS = 160
 
 app = typer.Typer(help="Measure on your own engines.", no_args_is_help=True)
@@ -83,10 +87,18 @@ def live(
 ) -> None:
     """Compare policies on real engines: the same conversations and arrivals through a door for each, in turn.
 
-    Exit status: 0; 1 the engines could not be measured; 2 an option is wrong.
+    Whatever ends it early, the rounds that every policy had are printed and written.
+
+    Exit status: 0; 1 the engines could not be measured to the end; 2 an option is wrong; 130 interrupted.
     """
     out = console(piped_columns=_LOG_COLUMNS)
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, soft_wrap=True)
+
+    def tell(line: str) -> None:
+        errors.print(line, markup=False, highlight=False)
+
+    ran: list[Round] = []
+    stopped, status = None, 0
     try:
         plan = LivePlan(
             trace=trace,
@@ -105,26 +117,33 @@ def live(
         if json_path is not None and not json_path.absolute().parent.is_dir():
             raise ConfigError(f"--json {json_path}: there is no folder {json_path.absolute().parent}")
         logs = log_dir or Path(tempfile.mkdtemp(prefix="conserve-bench-"))
-        result = asyncio.run(
-            compare_live(
-                plan,
-                engines,
-                log_dir=logs,
-                calibrate=calibrate,
-                chunk_tokens=chunk_tokens,
-                tell=lambda line: errors.print(line, markup=False, highlight=False),
-            )
+        work = compare_live(
+            plan, engines, log_dir=logs, rounds=ran, calibrate=calibrate, chunk_tokens=chunk_tokens, tell=tell
         )
+        try:
+            result = asyncio.run(work)
+        except (LiveError, KeyboardInterrupt) as error:
+            stopped = str(error) or "interrupted"
+            status = _FAILED if isinstance(error, LiveError) else _INTERRUPTED
+            tell(f"conserve bench live: {stopped}")
+            result = compared(plan, ran)
     except ConfigError as error:
-        errors.print(f"conserve bench live: {error}", markup=False, highlight=False, soft_wrap=True)
+        tell(f"conserve bench live: {error}")
         raise typer.Exit(_MISUSED) from None
-    except LiveError as error:
-        errors.print(f"conserve bench live: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(_FAILED) from None
+    if not result.outcomes:
+        raise typer.Exit(status)
+    whole = whole_rounds(plan, ran)
+    if whole < plan.rounds:
+        tell(f"what every policy had follows: {counted(whole, 'round')} of {plan.rounds}")
     if json_path is not None:
-        data = {"command": " ".join(["conserve", *sys.argv[1:]]), **as_data(plan, engines, result)}
+        data = {
+            "command": " ".join(["conserve", *sys.argv[1:]]),
+            **as_data(plan, engines, result, stopped=stopped),
+        }
         json_path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    show(plan, engines, result, out)
+    show(replace(plan, rounds=whole), engines, result, out)
+    if status:
+        raise typer.Exit(status)
 
 
 def _engines(

@@ -16,7 +16,7 @@ from .errors import LiveError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Answer", "Refused", "ask", "body", "context_limit", "served_model", "session", "token_pool"]
+__all__ = ["Answer", "Refused", "ask", "body", "served_model", "session", "token_pool"]
 
 _READ_BUFFER_BYTES: Final = 1 << 20  # One event may carry the ids of a whole prompt.
 _ALPHABET: Final = (
@@ -131,14 +131,20 @@ async def ask(
     return answer
 
 
-async def served_model(http: aiohttp.ClientSession, url: str) -> str:
-    """The model that the server at `url` serves."""
-    return str((await get_json(http, f"{url}/v1/models"))["data"][0]["id"])
+async def served_model(http: aiohttp.ClientSession, url: str) -> tuple[str, int]:
+    """The model that the engine at `url` serves, and how many tokens of prompt and answer it takes.
 
-
-async def context_limit(http: aiohttp.ClientSession, url: str) -> int:
-    """Tokens of prompt and answer that the server takes."""
-    return int((await get_json(http, f"{url}/v1/models"))["data"][0]["max_model_len"])
+    Raises:
+        LiveError: it says neither; vLLM does.
+    """
+    told = await get_json(http, f"{url}/v1/models")
+    try:
+        first = told["data"][0]
+        return str(first["id"]), int(first["max_model_len"])
+    except (LookupError, TypeError, ValueError):
+        raise LiveError(
+            f"{url}/v1/models does not say which model is served and its max_model_len: is it a vLLM server?"
+        ) from None
 
 
 async def token_pool(http: aiohttp.ClientSession, url: str, model: str) -> list[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from .handoff import pairs
 from .outcome import Outcome, outcomes
 from .predict import Prediction, predict
 from .probe import Measured, probe
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
     from .engines import Engines
     from .plan import LivePlan
 
-__all__ = ["Comparison", "compare_live"]
-
-_CHUNK_TOKENS: Final = 2048
-"""Of an engine that does not say: vLLM's usual budget."""
+__all__ = ["Comparison", "compare_live", "compared", "whole_rounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,20 @@ class Comparison:
 
     rounds: list[Round]
     outcomes: list[Outcome]
+    """Over the rounds that every policy had; empty if there is none."""
     predictions: tuple[Prediction, ...]
+
+
+def whole_rounds(plan: LivePlan, rounds: list[Round]) -> int:
+    """How many rounds every policy had."""
+    return min(sum(one.policy == policy for one in rounds) for policy in plan.policies)
+
+
+def compared(plan: LivePlan, rounds: list[Round], predictions: tuple[Prediction, ...] = ()) -> Comparison:
+    """What these rounds say, be they all that were asked for or not."""
+    count = whole_rounds(plan, rounds)
+    whole = [one for one in rounds if one.number < count]
+    return Comparison(rounds, outcomes(whole, plan.policies) if count else [], predictions)
 
 
 async def compare_live(
@@ -37,15 +48,16 @@ async def compare_live(
     engines: Engines,
     *,
     log_dir: Path,
+    rounds: list[Round],
     calibrate: bool = False,
     chunk_tokens: int | None = None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Comparison:
-    """Runs the rounds, then, if asked, measures the engines and simulates the same.
+    """Runs the rounds, then, if asked, measures the engines and simulates the same. `rounds` takes each run as it ends.
 
     Raises:
         ConfigError: the plan does not fit the engines.
-        LiveError: a process did not start or a server did not answer.
+        LiveError: a process did not start, or ended too early, or a server did not answer.
     """
     found: list[tuple[Measured, int]] = []
 
@@ -56,14 +68,20 @@ async def compare_live(
             for number in range(plan.rounds)
             for task in plan.tasks(number, context_limit=site.context_limit)
         )
-        steps = chunk_tokens or engines.chunk_tokens or _CHUNK_TOKENS
-        found.append((await probe(site, longest=longest, chunk_tokens=steps), site.context_limit))
+        measured = await probe(
+            site, longest=longest, chunk_tokens=chunk_tokens, handoffs=pairs(engines, plan.policies)
+        )
+        found.append((measured, site.context_limit))
 
-    rounds = await run_live(plan, engines, log_dir=log_dir, tell=tell, then=measure if calibrate else None)
-    return Comparison(
-        rounds=rounds,
-        outcomes=outcomes(rounds, plan.policies),
-        predictions=tuple(
+    for warning in engines.warnings:
+        tell(f"warning: {warning}")
+    await run_live(
+        plan, engines, log_dir=log_dir, rounds=rounds, tell=tell, then=measure if calibrate else None
+    )
+    return compared(
+        plan,
+        rounds,
+        tuple(
             predict(plan, engines, rounds, measured, context_limit=limit, busy_constants=is_busy)
             for measured, limit in found
             for is_busy in (False, True)

@@ -27,7 +27,7 @@ from conserve.supervisor.launch import plan
 from .errors import LiveError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from pathlib import Path
 
     import aiohttp
@@ -38,6 +38,8 @@ _TINY: Final = re.compile(r"tiny:(\d+)[pP](\d+)[dD]")
 _TINY_KV_BLOCKS: Final = 2048
 _TINY_CHUNK_TOKENS: Final = 256
 _START_S: Final = 120.0
+# vLLM's decoders keep a turn for 480 s where they are told to keep turns at all, its prefillers one that nobody fetched for 30 s.
+_IDLE_S: Final = 600.0
 # A conversation waits as long as it must, and a slow engine is not a lost one; a fleet file's [router] has the last word.
 _PATIENCE: Final[Mapping[str, str]] = {
     "CONSERVE_EVICT_IDLE": "true",
@@ -51,6 +53,8 @@ _PATIENCE: Final[Mapping[str, str]] = {
 _OF_PREFILLERS: Final = ("bootstrap=", "engine_id=", "prefill_backlog_tokens=")
 # Each door has a policy of its own.
 _OF_POLICY: Final = ("CONSERVE_POLICY", "CONSERVE_POLICY_OPTION")
+# Of the tiny engine, and of vLLM.
+_CHUNK_FLAGS: Final = ("--chunk-tokens", "--max-num-batched-tokens")
 _PYTHON: Final = (sys.executable, "-P", "-m")
 
 
@@ -62,6 +66,10 @@ class Worker:
     url: str
     role: Role
     said: str
+    kind: str = ""
+    """Workers of one kind take as long for a step."""
+    chunk_tokens: int | None = None
+    """Most tokens in one of its steps, where it is known."""
 
     def role_under(self, policy: str) -> Role:
         """What it does under `policy`."""
@@ -86,12 +94,21 @@ class Engines:
     router_env: Mapping[str, str] = field(default_factory=dict)
     specs: tuple[ProcessSpec, ...] = ()
     start_timeout_s: float = _START_S
-    chunk_tokens: int | None = None
-    """Most tokens in one step of an engine, where it is known."""
+    idle_timeout_s: float = _IDLE_S
+    """How long they may keep what a run left."""
+    must_be_free: Callable[[], None] = lambda: None
+    """Refuses ports that somebody else has: its server would be taken for the one that is started."""
+    warnings: tuple[str, ...] = ()
+    """What the fleet file asks for in vain."""
 
     def all_both(self, policy: str) -> bool:
         """Whether every worker does both under `policy`."""
         return all(worker.role_under(policy) == "both" for worker in self.workers)
+
+    def hands_over(self, policy: str) -> bool:
+        """Whether KV may go from one worker to another under `policy`."""
+        contender = Contender.read(policy)
+        return contender.hands_over_among_equals if self.all_both(policy) else contender.hands_over
 
     def check(self, policies: Sequence[str]) -> None:
         """Refuses policies that these workers cannot run.
@@ -113,7 +130,12 @@ class Engines:
 
     @contextlib.asynccontextmanager
     async def started(self, log_dir: Path) -> AsyncIterator[Fleet]:
-        """The workers, up and ready."""
+        """The workers, up and ready.
+
+        Raises:
+            ConfigError: somebody else has one of their ports.
+        """
+        self.must_be_free()
         async with Fleet(log_dir=log_dir, grace_s=15.0) as fleet:
             if self.specs:
                 await fleet.start(self.specs, timeout_s=self.start_timeout_s)
@@ -183,7 +205,7 @@ def tiny(text: str, *, model: str = "random", kv_blocks: int = _TINY_KV_BLOCKS) 
         max_model_len=8192,
         start_timeout_s=180.0,
     )
-    return _planned(file, words=f"{text}, model {model}", chunk_tokens=_TINY_CHUNK_TOKENS)
+    return _planned(file, words=f"{text}, model {model}")
 
 
 def from_file(path: Path) -> Engines:
@@ -192,7 +214,7 @@ def from_file(path: Path) -> Engines:
     Raises:
         ConfigError: the file is wrong; the message names the key.
     """
-    return _planned(FleetFile.read(path), words=path.name, chunk_tokens=None)
+    return _planned(FleetFile.read(path), words=path.name)
 
 
 def from_urls(
@@ -208,9 +230,10 @@ def from_urls(
         for place, said in enumerate(said_all):
             url, *parts = said.split(",")
             names = [part.removeprefix("name=") for part in parts if part.startswith("name=")]
+            tiers = [part.removeprefix("tier=") for part in parts if part.startswith("tier=")]
             name = names[0] if names else f"{letter}{place}"
             shown = said if names else f"{said},name={name}"
-            workers.append(Worker(name, url.rstrip("/"), role, shown))  # type: ignore[arg-type]
+            workers.append(Worker(name, url.rstrip("/"), role, shown, kind="".join(tiers)))  # type: ignore[arg-type]
     if not workers:
         raise ConfigError("no workers: give --workers tiny:1p2d, --fleet FILE, or the URLs of running ones")
     return Engines(
@@ -220,22 +243,61 @@ def from_urls(
     )
 
 
-def _planned(file: FleetFile, *, words: str, chunk_tokens: int | None) -> Engines:
+def _planned(file: FleetFile, *, words: str) -> Engines:
     """Every worker is started so that it can do both; its role in the file is what it does under policies that split."""
-    roles = [tier.role for tier in file.tiers for _ in range(tier.count)]
-    laid = plan(replace(file, tiers=tuple(replace(tier, role="both") for tier in file.tiers)))
+    tiers = [tier for tier in file.tiers for _ in range(tier.count)]
+    laid = plan(
+        replace(
+            file,
+            tiers=tuple(replace(tier, role="both") for tier in file.tiers),
+            router={**file.router, "port": 0},
+        )
+    )
     argv = list(laid.router.argv)
     said = [value for key, value in pairwise(argv) if key == "--both"]
     connector = argv[argv.index("--connector") :][:2] if "--connector" in argv else []
     return Engines(
         words=words,
         workers=tuple(
-            Worker(each.spec.name, each.url, role, text)
-            for each, role, text in zip(laid.workers, roles, said, strict=True)
+            Worker(
+                each.spec.name,
+                each.url,
+                tier.role,
+                text,
+                kind=_kind(tier),
+                chunk_tokens=_chunk_tokens(each.spec.argv),
+            )
+            for each, tier, text in zip(laid.workers, tiers, said, strict=True)
         ),
         connector=tuple(connector),
         router_env={key: value for key, value in laid.router.env.items() if key not in _OF_POLICY},
         specs=tuple(each.spec for each in laid.workers),
         start_timeout_s=file.start_timeout_s,
-        chunk_tokens=chunk_tokens,
+        idle_timeout_s=_IDLE_S + (file.retention_ttl_s if file.retention == "pin" else 0),
+        must_be_free=laid.must_be_free,
+        warnings=(*laid.warnings, *_unheeded(file)),
     )
+
+
+def _kind(tier: Tier) -> str:
+    """What makes its steps as long as those of another tier."""
+    ranks = len(tier.gpus) // tier.count
+    return repr((tier.engine, tier.preset, ranks, tier.flags, sorted(tier.env.items()), tier.command))
+
+
+def _chunk_tokens(argv: Sequence[str]) -> int | None:
+    """Most tokens in a step, as the command line says, the last word having it."""
+    said = [
+        after if word in _CHUNK_FLAGS else word.partition("=")[2]
+        for word, after in pairwise((*argv, ""))
+        if word.partition("=")[0] in _CHUNK_FLAGS
+    ]
+    return int(said[-1]) if said and said[-1].isdecimal() else None
+
+
+def _unheeded(file: FleetFile) -> list[str]:
+    return [
+        f"tier {tier.name}: power_limit_w is for `conserve up`; set the limit yourself before you compare"
+        for tier in file.tiers
+        if tier.power_limit_w is not None
+    ]

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
     from .engines import Engines
     from .plan import LivePlan
-    from .probe import Measured
+    from .probe import Measured, Steps
     from .run import Round
 
 __all__ = ["METRICS", "Order", "Predicted", "Prediction", "predict"]
 
+_NO_TIME: Final = 1e15
+"""Bytes per second, where a longer handoff takes no longer."""
 METRICS: Final = ("ttfet_p95_s", "ttft_p95_s", "tbt_last_p95_s")
 
 
@@ -103,35 +105,41 @@ def predict(
 def scenario(engines: Engines, measured: Measured, policy: str, *, busy: bool) -> dict[str, object]:
     """The engines as the simulator takes them; KV is counted in tokens, so a byte is one."""
     factor = measured.busy if busy else 1.0
-    grid = {
-        "decode_batch": measured.decode_batch,
-        "decode_context": measured.decode_context,
-        "decode_s": [[factor * value for value in row] for row in measured.decode_s],
-        "prefill_new": measured.prefill_new,
-        "prefill_past": measured.prefill_past,
-        "prefill_s": [[factor * value for value in row] for row in measured.prefill_s],
-    }
     made = [
         {
             "name": worker.name,
             "role": worker.role_under(policy),
-            "grid": grid,
+            "grid": _grid(measured.of(worker.name), factor),
             "cost": {"overhead_s": 0.0, "kv_bytes_per_token": 1.0},
             "kv_tokens": tokens,
             "block_size": measured.block_size,
-            "max_num_batched_tokens": measured.chunk_tokens,
+            "max_num_batched_tokens": measured.of(worker.name).chunk_tokens,
         }
         for worker, tokens in zip(engines.workers, measured.kv_tokens, strict=True)
     ]
     link: dict[str, object] = {"overlap": False}
     if measured.handoff_latency_s is not None:
-        link |= {"latency_s": measured.handoff_latency_s, "bytes_per_s": measured.handoff_tokens_per_s}
+        link |= {
+            "latency_s": measured.handoff_latency_s,
+            "bytes_per_s": measured.handoff_tokens_per_s or _NO_TIME,
+        }
     return {
         "engines": made,
         "policy": {"name": Contender.read(policy).policy},
         "link": link,
         # From the client to the door, and from there to the worker.
         "round_trip_s": 2 * measured.round_trip_s,
+    }
+
+
+def _grid(steps: Steps, factor: float) -> dict[str, object]:
+    return {
+        "decode_batch": steps.decode_batch,
+        "decode_context": steps.decode_context,
+        "decode_s": [[factor * value for value in row] for row in steps.decode_s],
+        "prefill_new": steps.prefill_new,
+        "prefill_past": steps.prefill_past,
+        "prefill_s": [[factor * value for value in row] for row in steps.prefill_s],
     }
 
 
@@ -174,9 +182,10 @@ def _order(
 ) -> Order:
     live = {
         policy: [
-            float(getattr(figures(one), metric))
-            for one in sorted(rounds, key=lambda one: one.number)
-            if one.policy == policy
+            float(getattr(seen, metric)) if seen.is_stable else math.nan
+            for seen in (
+                figures(one) for one in sorted(rounds, key=lambda one: one.number) if one.policy == policy
+            )
         ]
         for policy in policies
     }

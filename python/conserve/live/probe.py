@@ -1,8 +1,8 @@
 """What the engines take for a step, measured from outside: the constants that the simulator needs of them.
 
 Each number is a median. A prompt's time is that of one step, so prompts are no longer than a step takes. The round trip of a
-request that computes nothing is taken off. Engines that share a machine slow each other down, which the simulator does not
-model: `busy` says by how much, with every engine decoding at once.
+request that computes nothing is taken off. One worker of each kind is measured. Engines that share a machine slow each other
+down, which the simulator does not model: `busy` says by how much, with every engine decoding at once.
 """
 
 from __future__ import annotations
@@ -14,32 +14,36 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
-
 from conserve.demo.scrape import get_json, get_samples
 
 from .client import Refused, ask, body
 from .errors import LiveError
+from .handoff import hand_over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .engines import Worker
+    from .handoff import Pair
     from .run import Site
 
-__all__ = ["Measured", "probe"]
+__all__ = ["Measured", "Steps", "probe"]
 
 _REPEATS: Final = 5
 _DECODE_TOKENS: Final = 24
 _BATCHES: Final = (1, 2, 4, 8)
 _TIMEOUT_S: Final = 600.0
-_HANDOFF: Final = {"do_remote_decode": True, "do_remote_prefill": False}
+_CHUNK_TOKENS: Final = 2048
+"""Of an engine that does not say: vLLM's usual budget."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Seconds of steps on one engine, and of a handoff between two; `None` where no prefiller hands over."""
+class Steps:
+    """Seconds of steps of one kind of engine."""
 
-    round_trip_s: float
+    workers: tuple[str, ...]
+    """All of this kind; the first one was measured."""
+    chunk_tokens: int
     decode_batch: tuple[int, ...]
     decode_context: tuple[int, ...]
     decode_s: tuple[tuple[float, ...], ...]
@@ -48,61 +52,102 @@ class Measured:
     prefill_past: tuple[int, ...]
     prefill_s: tuple[tuple[float, ...], ...]
     """By new tokens, then tokens before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All constants; those of a handoff are `None` where none was measured."""
+
+    round_trip_s: float
+    steps: tuple[Steps, ...]
+    """One for each kind of engine."""
     handoff_latency_s: float | None
     handoff_tokens_per_s: float | None
+    """`None` too if a longer prompt took no longer."""
     busy: float
     """How much longer a decode step takes while all engines decode."""
     kv_tokens: tuple[int, ...]
     """Of each worker."""
     block_size: int
-    chunk_tokens: int
+
+    def of(self, worker: str) -> Steps:
+        """Those of the worker's kind."""
+        return next(steps for steps in self.steps if worker in steps.workers)
 
 
-async def probe(site: Site, *, longest: int, chunk_tokens: int) -> Measured:
-    """Asks the engines, which nobody else uses meanwhile. `longest`: the longest context of the workload.
+async def probe(site: Site, *, longest: int, chunk_tokens: int | None, handoffs: Sequence[Pair]) -> Measured:
+    """Asks the engines, which nobody else uses meanwhile.
+
+    `longest` is the longest context of the workload, `chunk_tokens` the budget of a step where the engines' own is not known or
+    not to be believed, `handoffs` who may hand over to whom.
 
     Raises:
         LiveError: an engine refuses, or does not say how much KV it holds.
     """
     try:
-        return await _probe(site, longest=longest, chunk_tokens=chunk_tokens)
+        return await _probe(site, longest=longest, chunk_tokens=chunk_tokens, handoffs=handoffs)
     except Refused as refused:
         raise LiveError(f"the engines cannot be measured: {refused}") from refused
 
 
-async def _probe(site: Site, *, longest: int, chunk_tokens: int) -> Measured:
-    url = site.engines.workers[0].url
-    round_trip_s = await _round_trip_s(site, url)
-    room = site.context_limit - _DECODE_TOKENS - 1
-    longest = min(longest, room)
+async def _probe(site: Site, *, longest: int, chunk_tokens: int | None, handoffs: Sequence[Pair]) -> Measured:
+    workers = site.engines.workers
+    longest = min(longest, site.context_limit - _DECODE_TOKENS - 1)
+    capacity = [await _capacity(site, worker.url) for worker in workers]
+    round_trip_s = await _round_trip_s(site, workers[0].url)
+    steps = []
+    for kind in dict.fromkeys(worker.kind for worker in workers):
+        alike = [worker for worker in workers if worker.kind == kind]
+        budget = chunk_tokens or alike[0].chunk_tokens or _CHUNK_TOKENS
+        steps.append(await _steps(site, alike, longest, budget, capacity[0][1], round_trip_s))
+    first, context = steps[0].decode_s[1][-1], steps[0].decode_context[-1]
+    urls = [worker.url for worker in workers]
+    alone_s = first if len(steps) == 1 else await _decode_s(site, urls[:1], 2, context)
+    busy = await _decode_s(site, urls, 2, context) / alone_s if len(urls) > 1 else 1.0
+    latency_s, tokens_per_s = None, None
+    if handoffs:
+        latency_s, tokens_per_s = await _handoff(
+            site, handoffs[0], longest, round_trip_s + steps[-1].decode_s[0][-1]
+        )
+    return Measured(
+        round_trip_s=round_trip_s,
+        steps=tuple(steps),
+        handoff_latency_s=latency_s,
+        handoff_tokens_per_s=tokens_per_s,
+        busy=busy,
+        kv_tokens=tuple(blocks * size for blocks, size in capacity),
+        block_size=capacity[0][1],
+    )
+
+
+async def _steps(
+    site: Site, alike: Sequence[Worker], longest: int, chunk_tokens: int, block_size: int, round_trip_s: float
+) -> Steps:
+    url = alike[0].url
     most_new = min(chunk_tokens, max(32, longest // 2))
     new = (max(2, most_new // 8), max(4, most_new // 2), most_new)
-    past = tuple(dict.fromkeys((0, (longest - most_new) // 2, longest - most_new)))
+    # Whole blocks: what is beyond them would be computed again.
+    spans = (
+        (longest - most_new) // 2 // block_size * block_size,
+        (longest - most_new) // block_size * block_size,
+    )
+    past = tuple(dict.fromkeys((0, *spans)))
     if past[-1] <= 0:
-        past = (0, most_new)
+        past = (0, block_size)
     contexts = (max(16, longest // 8), max(32, longest))
     prefill = [
         [await _prefill_s(site, url, count, before) - round_trip_s for before in past] for count in new
     ]
     decode = [[await _decode_s(site, [url], batch, context) for context in contexts] for batch in _BATCHES]
-    urls = [worker.url for worker in site.engines.workers]
-    busy = await _decode_s(site, urls, 2, contexts[-1]) / decode[1][-1] if len(urls) > 1 else 1.0
-    latency_s, tokens_per_s = await _handoff(site, longest, round_trip_s)
-    capacity = [await _capacity(site, each) for each in urls]
-    return Measured(
-        round_trip_s=round_trip_s,
+    return Steps(
+        workers=tuple(worker.name for worker in alike),
+        chunk_tokens=chunk_tokens,
         decode_batch=_BATCHES,
         decode_context=contexts,
         decode_s=tuple(map(tuple, decode)),
         prefill_new=new,
         prefill_past=past,
         prefill_s=tuple(tuple(max(1e-6, value) for value in row) for row in prefill),
-        handoff_latency_s=latency_s,
-        handoff_tokens_per_s=tokens_per_s,
-        busy=busy,
-        kv_tokens=tuple(blocks * size for blocks, size in capacity),
-        block_size=capacity[0][1],
-        chunk_tokens=chunk_tokens,
     )
 
 
@@ -152,40 +197,23 @@ async def _decode_s(site: Site, urls: Sequence[str], batch: int, context: int) -
     return statistics.median(gap for answer in answers for gap in answer.gaps_s[_DECODE_TOKENS // 4 :])
 
 
-async def _handoff(site: Site, longest: int, round_trip_s: float) -> tuple[float | None, float | None]:
-    """Latency and rate of a handoff, as the decoder's time to its first token grows with the prompt."""
-    workers = site.engines.workers
-    if len(workers) < 2 or "nixl" not in site.engines.connector:
-        return None, None
-    giver, taker = workers[0].url, workers[-1].url
+async def _handoff(site: Site, pair: Pair, longest: int, known_s: float) -> tuple[float, float | None]:
+    """Latency and rate of a handoff, as the taker's time to its first token grows with the prompt.
+
+    `known_s` is what is in that time too, and what the simulator adds by itself: the round trip and the taker's first step.
+    """
     sizes = (max(16, longest // 4), max(32, longest))
     took = []
     for size in sizes:
         each = []
         for _ in range(_REPEATS):
-            salt, prompt = uuid.uuid4().hex, _prompt(site, size)
-            asked = body(site.model, prompt, output=1, salt=salt)
-            params = await _prefilled(site, giver, asked)
-            answer = await ask(
-                site.http, taker, {**asked, "kv_transfer_params": params}, timeout_s=_TIMEOUT_S
-            )
+            answer = await hand_over(site, pair, _prompt(site, size))
             each.append(answer.first_s - answer.sent_s)
         took.append(statistics.median(each))
-    rate = (sizes[1] - sizes[0]) / max(1e-9, took[1] - took[0])
-    # What is left at no tokens is the latency; the decoder's own first step is in it, and the simulator adds one.
-    return max(1e-4, took[0] - sizes[0] / rate - round_trip_s), rate
-
-
-async def _prefilled(site: Site, url: str, asked: dict[str, object]) -> object:
-    request = {key: value for key, value in asked.items() if key not in ("stream", "stream_options")} | {
-        "kv_transfer_params": _HANDOFF
-    }
-    async with site.http.post(
-        f"{url}/v1/completions", json=request, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)
-    ) as response:
-        if response.status != 200:
-            raise Refused(f"{response.status}: {(await response.text())[:300]}")
-        return (await response.json())["kv_transfer_params"]
+    if took[1] <= took[0]:
+        return max(1e-4, statistics.mean(took) - known_s), None
+    rate = (sizes[1] - sizes[0]) / (took[1] - took[0])
+    return max(1e-4, took[0] - sizes[0] / rate - known_s), rate
 
 
 async def _capacity(site: Site, url: str) -> tuple[int, int]:

@@ -23,15 +23,18 @@ def as_data(
     plan: LivePlan,
     engines: Engines,
     result: Comparison,
+    *,
+    stopped: str | None = None,
 ) -> dict[str, object]:
-    """Everything; numbers that are not known are null."""
-    return {key: _finite(value) for key, value in _data(plan, engines, result).items()}
+    """Everything; numbers that are not known are null. `stopped` says why not all rounds were run."""
+    return {key: _finite(value) for key, value in _data(plan, engines, result, stopped).items()}
 
 
-def _data(plan: LivePlan, engines: Engines, result: Comparison) -> dict[str, object]:
+def _data(plan: LivePlan, engines: Engines, result: Comparison, stopped: str | None) -> dict[str, object]:
     return {
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "engines": engines.words,
+        "stopped": stopped,
         "plan": {**dataclasses.asdict(plan), "traces": None if plan.traces is None else str(plan.traces)},
         "roles": {
             policy: [worker.role_under(policy) for worker in engines.workers] for policy in plan.policies

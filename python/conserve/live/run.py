@@ -6,29 +6,34 @@ one run is of no use to another, because each has a salt of its own.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import aiohttp
 
 from conserve.demo.errors import DemoError
 from conserve.demo.facts import all_settled
 from conserve.supervisor import SupervisorError
 
-from .client import Refused, ask, body, context_limit, served_model, session, token_pool
+from .client import Refused, ask, body, served_model, session, token_pool
 from .counters import Counted, count
 from .errors import LiveError
+from .handoff import pairs, warm_up_handoffs
+from .idle import until_idle
 from .plan import scripts
 from .replay import Target, Told, replay
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from pathlib import Path
 
-    import aiohttp
+    from conserve.supervisor import Fleet, WorkerProcess
 
     from .engines import Engines
     from .plan import LivePlan
 
-__all__ = ["Round", "Site", "run_live", "warm_up"]
+__all__ = ["Round", "Site", "run_live", "unless_ended", "warm_up"]
 
 _WARM_UP_TOKENS: Final = 64
 
@@ -61,40 +66,82 @@ async def run_live(
     engines: Engines,
     *,
     log_dir: Path,
+    rounds: list[Round],
     tell: Callable[[str], None] = lambda _line: None,
     then: Callable[[Site], Awaitable[None]] | None = None,
-) -> list[Round]:
+) -> None:
     """Starts the engines, runs every policy in every round, and ends them. Before that, `then` may ask them more.
+
+    `rounds` takes what was run as it ends, so that nothing of it is lost whatever comes after.
 
     Raises:
         ConfigError: the plan does not fit the engines.
-        LiveError: a process did not start or a server did not answer.
+        LiveError: a process did not start, or ended too early, or a server did not answer.
     """
     engines.check(plan.policies)
     try:
-        async with session() as http, engines.started(log_dir):
-            first = engines.workers[0].url
-            model = await served_model(http, first)
-            site = Site(
-                http=http,
-                engines=engines,
-                log_dir=log_dir,
-                model=model,
-                pool=await token_pool(http, first, model),
-                context_limit=await context_limit(http, first),
-            )
-            await warm_up(site)
-            rounds = []
-            for number in range(plan.rounds):
-                shift = number % len(plan.policies)
-                for policy in (*plan.policies[shift:], *plan.policies[:shift]):
-                    tell(f"round {number + 1} of {plan.rounds}: {policy}")
-                    rounds.append(await _round(plan, site, policy, number))
-            if then is not None:
-                await then(site)
-            return rounds
-    except (DemoError, SupervisorError, OSError) as error:
+        async with session() as http, engines.started(log_dir) as fleet:
+            await unless_ended(fleet, _all(plan, engines, http, log_dir, rounds, tell, then))
+    except LiveError as error:
         raise LiveError(f"{error}\nThe logs of all processes are in {log_dir}") from error
+    except (DemoError, SupervisorError, OSError, aiohttp.ClientError) as error:
+        raise LiveError(
+            f"{str(error) or 'a process did not answer in time'}\nThe logs of all processes are in {log_dir}"
+        ) from error
+
+
+async def _all(
+    plan: LivePlan,
+    engines: Engines,
+    http: aiohttp.ClientSession,
+    log_dir: Path,
+    rounds: list[Round],
+    tell: Callable[[str], None],
+    then: Callable[[Site], Awaitable[None]] | None,
+) -> None:
+    served = [await served_model(http, worker.url) for worker in engines.workers]
+    model = served[0][0]
+    site = Site(
+        http=http,
+        engines=engines,
+        log_dir=log_dir,
+        model=model,
+        pool=await token_pool(http, engines.workers[0].url, model),
+        context_limit=min(limit for _, limit in served),
+    )
+    await warm_up(site)
+    await warm_up_handoffs(site, pairs(engines, plan.policies))
+    for number in range(plan.rounds):
+        shift = number % len(plan.policies)
+        for policy in (*plan.policies[shift:], *plan.policies[:shift]):
+            tell(f"round {number + 1} of {plan.rounds}: {policy}")
+            await until_idle(http, engines, tell=tell)
+            rounds.append(await _round(plan, site, policy, number))
+    if then is not None:
+        await until_idle(http, engines, tell=tell)
+        await then(site)
+
+
+async def unless_ended(fleet: Fleet, work: Coroutine[None, None, None]) -> None:
+    """Does the work, but not without the processes that it is done on.
+
+    Raises:
+        LiveError: one of the fleet ended first.
+    """
+    doing = asyncio.create_task(work)
+    waits: list[asyncio.Task[None] | asyncio.Task[WorkerProcess]] = [doing]
+    if fleet.processes:  # There are none where workers run already.
+        waits.append(asyncio.create_task(fleet.first_exit()))
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        ended = [process for process in fleet.processes.values() if process.returncode is not None]
+        if ended and not (doing.done() and doing.exception() is None):
+            raise LiveError(f"{ended[0].name} ended with status {ended[0].returncode} in the middle")
+        await doing
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
 
 
 async def warm_up(site: Site) -> None:

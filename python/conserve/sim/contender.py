@@ -71,9 +71,19 @@ class Contender:
         return tuple(word if "=" in word else f"rule={word}" for word in words if word)
 
     @property
+    def hands_over(self) -> bool:
+        """Whether a turn may run on another worker than the one that computed its prompt."""
+        return _PREFILLERS[self.name] != "unused"
+
+    @property
+    def hands_over_among_equals(self) -> bool:
+        """Whether it may also where all workers do both: `strict` never, `follow-kv` with options only."""
+        return self.hands_over and self.name != "strict" and (self.name != "follow-kv" or bool(self.options))
+
+    @property
     def does_both(self) -> bool:
         """Whether all workers do both."""
-        return self.is_told_both or _PREFILLERS[self.name] == "unused"
+        return self.is_told_both or not self.hands_over
 
     @property
     def needs_prefillers(self) -> bool:

@@ -86,3 +86,15 @@ def test_only_pairs_that_differ_beyond_chance_can_be_right_or_wrong() -> None:
     assert agreed.told_apart == (("collocated", "strict"),)  # type: ignore[attr-defined]
     assert agreed.wrong == ()  # type: ignore[attr-defined]
     assert reversed_.wrong == same.wrong == (("collocated", "strict"),)  # type: ignore[attr-defined]
+
+
+def test_a_round_with_a_failure_is_in_no_order() -> None:
+    rounds = [one("strict", number, wait_s=1.0 + 0.01 * number) for number in range(3)]
+    rounds += [one("collocated", number, wait_s=0.5 + 0.01 * number) for number in range(3)]
+    broken = one("collocated", 3, wait_s=99.0)
+    broken.told[0].failure = "turn 1: 503"
+    rounds += [one("strict", 3, wait_s=1.0), broken]
+    runs = {"strict": [{"ttft_p95_s": 1.0}], "collocated": [{"ttft_p95_s": 0.5}]}
+    told = _order("ttft_p95_s", ("strict", "collocated"), rounds, runs)
+    assert told.live == ("collocated", "strict")
+    assert told.told_apart == (("collocated", "strict"),)
