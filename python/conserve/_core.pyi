@@ -726,6 +726,8 @@ class Dispatcher:
         """
     def conversation(self, conversation: str, headers: _Headers, /) -> ConversationView | None:
         """The conversation of the caller that sent `headers`, by the id it uses or by its key (`ConversationView.key`)."""
+    def key_of(self, conversation: str, headers: _Headers, /) -> str:
+        """The key of what the caller that sent `headers` calls `conversation`, in the log too, whether there is such a conversation now or not."""
     def close_conversation(self, conversation: str, headers: _Headers, /) -> bool:
         """Like `Router.close`, for the caller that sent `headers`."""
     def set_models(self, models: Sequence[str], /) -> None:

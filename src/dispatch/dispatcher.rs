@@ -150,6 +150,13 @@ impl Dispatcher {
         found(told.seen_by(tenant))
     }
 
+    /// The key by which a caller and the log know the conversation that the caller calls `id`, whether there is one now or not.
+    #[must_use]
+    pub fn key_of(&self, headers: &[Header], id: &[u8]) -> ConversationKey {
+        let tenant = self.shared.identity.tenant(headers::credential(headers));
+        self.shared.identity.explicit(tenant, id).seen_by(tenant)
+    }
+
     /// The answer to a request whose body is above `max_body_bytes`, for doors that stop reading there.
     #[must_use]
     pub fn too_large(&self, bytes: usize) -> Refusal {

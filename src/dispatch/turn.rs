@@ -162,6 +162,8 @@ struct Relaying {
     reader: Option<Box<sse::Reader>>,
     /// Events with generated tokens that have come; with the first one, the decoder has the KV.
     pieces: u32,
+    /// From when on these are to be counted again.
+    count_at: Timestamp,
     /// When the user saw something first.
     effective: Option<Timestamp>,
 }

@@ -152,6 +152,14 @@ impl PyDispatcher {
             .map(|located| PyConversationView::from(&located.view))
     }
 
+    /// The key of what the caller that sent `headers` calls `conversation`, in the log too, whether
+    /// there is such a conversation now or not.
+    #[pyo3(signature = (conversation, headers, /))]
+    fn key_of(&self, conversation: &str, headers: Headers) -> String {
+        let key = (self.dispatcher).key_of(&headers.0, conversation.as_bytes());
+        key.to_string()
+    }
+
     /// Like `Router.close`, for the caller that sent `headers`.
     #[pyo3(signature = (conversation, headers, /))]
     fn close_conversation(&self, py: Python<'_>, conversation: &str, headers: Headers) -> bool {

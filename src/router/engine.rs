@@ -389,6 +389,7 @@ impl Engine {
             started: now,
             first_token: None,
             last_token: None,
+            counted: Tokens(0),
             handed_over: true,
             prefilled: None,
             from: None,

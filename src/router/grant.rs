@@ -45,6 +45,8 @@ pub(crate) struct Grant {
     pub(crate) first_token: Option<Timestamp>,
     /// When its latest one came.
     pub(crate) last_token: Option<Timestamp>,
+    /// Generated tokens that were counted as they came.
+    pub(crate) counted: Tokens,
     /// Nothing is left to hand over: the turn did, or its conversation was there already.
     pub(crate) handed_over: bool,
     /// When its prefiller was done with the prompt.

@@ -258,6 +258,7 @@ impl Engine {
             started: now,
             first_token: None,
             last_token: None,
+            counted: Tokens(0),
             handed_over: false,
             prefilled: None,
             from: asking.from,

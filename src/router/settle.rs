@@ -183,7 +183,8 @@ impl Engine {
         if grant.kind != TurnKind::Pinned {
             self.tally.own().placed_tokens.add(u64::from(computed.0));
         }
-        decoder.activity.handled(computed, output);
+        let uncounted = Tokens(output.0.saturating_sub(grant.counted.0));
+        decoder.activity.handled(computed, uncounted);
         self.recomputed(grant, usage, computed, now);
         if let (TurnKind::First, None, Some(cached)) = (grant.kind, grant.prefiller, usage.cached) {
             self.shared_head.observe(cached);

@@ -220,6 +220,15 @@ impl Turn {
         });
     }
 
+    /// At least `tokens` have come so far: they count as the decoder's work before the turn ends.
+    pub fn generated(&mut self, tokens: Tokens) {
+        let grant = &mut self.grant;
+        let more = Tokens(tokens.0.saturating_sub(grant.counted.0));
+        grant.counted = grant.counted + more;
+        let decoder = self.anchor.fleet.worker(grant.decoder);
+        decoder.activity.handled(Tokens(0), more);
+    }
+
     /// The turn ended without a tool call, and its first user-visible token came at `at`. The
     /// conversation's first such turn gives its TTFET; later ones change nothing.
     pub fn effective(&mut self, at: Timestamp, now: Timestamp) {

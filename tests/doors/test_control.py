@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+
+import pytest
+
+from conserve.cli import main
 from conserve_workers.mock import Fault
 from tests.support.cluster import chat_body
 
@@ -51,6 +57,30 @@ async def test_a_conversation_can_be_looked_at(cluster: StartCluster) -> None:
         assert view["key"] == answer.headers["x-conserve-conversation"]
         assert view["blocks"] >= 1
         assert view["ttfet_s"] > 0
+
+
+async def test_a_command_tells_the_key_that_the_log_has_also_when_the_conversation_is_over(
+    cluster: StartCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def told(*words: str) -> tuple[int, str, str]:
+        status = await asyncio.to_thread(main, ["conversation", "task/42", c.url, *words])
+        return status, *capsys.readouterr()
+
+    async with cluster() as c:
+        answer = await c.post(chat_body("hi"), conversation="task/42", key="sk-ours")
+        key = answer.headers["x-conserve-conversation"]
+        status, _, wrong = await told()
+        assert (status, key in wrong) == (1, False), "nobody else's conversation has this key"
+        monkeypatch.setenv("CONSERVE_CALLER_AUTHORIZATION", "Bearer sk-ours")
+        status, shown, _ = await told()
+        assert status == 0
+        assert re.search(rf"^key +{key}$", shown, re.MULTILINE), shown
+        assert re.search(rf"^decoder +{answer.decoder} ", shown, re.MULTILINE), shown
+        assert await told("--key") == (0, f"{key}\n", "")
+        await c.delete("/v1/conversations/task%2F42", key="sk-ours")
+        assert await told("--key") == (0, f"{key}\n", "")
+        status, _, over = await told()
+        assert (status, over.strip().endswith(f"in the log it is {key}")) == (1, True), over
 
 
 async def test_the_effective_token_waits_for_a_turn_without_tool_call(cluster: StartCluster) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
+from conserve_workers.mock import Fault
 from tests.doors.conftest import StartCluster
 from tests.support.cluster import Cluster
 
@@ -29,6 +31,17 @@ async def test_each_tier_has_its_times_and_its_goodput(cluster: StartCluster) ->
     assert seen[f"conserve_tbt_seconds_count{{{tier}}}"] == tokens - 2, "one gap less than tokens, per turn"
     assert seen[f'conserve_slo_turns_total{{{tier},met="yes"}}'] == 2
     assert seen[f'conserve_slo_turns_total{{{tier},met="no"}}'] == 0
+
+
+async def test_a_streams_tokens_are_counted_while_they_flow_and_each_once(cluster: StartCluster) -> None:
+    async with cluster(prefillers=0, decoders=1) as running:
+        running.decoders[0].arm(Fault(interval_s=0.05, tokens=40))
+        turn = asyncio.create_task(running.chat("hello", conversation="task-42", stream=True))
+        await running.until_fleet(lambda fleet: fleet["workers"][0]["output_tokens"] > 4)
+        assert not turn.done(), "its end is two seconds away"
+        await turn
+        fleet = await running.until_fleet(lambda fleet: fleet["in_flight"] == 0)
+        assert fleet["workers"][0]["output_tokens"] == 40
 
 
 async def test_a_turn_slower_than_the_slo_is_no_goodput(cluster: StartCluster) -> None:

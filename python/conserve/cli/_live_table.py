@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from conserve._counted import counted
 from conserve.sim.contender import all_both
 
-from ._fit import Column, fitted
+from ._fit import Column, Trimmed, fitted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +30,8 @@ def show(plan: LivePlan, engines: Engines, told: Comparison, console: Console) -
     _print(_measured(plan, engines, told, console.width), console)
     if len(plan.policies) > 1:
         _print(_paired(plan, told, console.width), console)
+    if lone := _lone(plan, told):
+        console.print(lone, markup=False, highlight=False)
     if all(math.isnan(one.tokens_per_j.mean) for one in told.outcomes):
         console.print("tokens/J: no energy counter", markup=False, highlight=False)
     failures = [
@@ -62,8 +63,7 @@ def _measured(plan: LivePlan, engines: Engines, told: Comparison, width: int) ->
             Column("unstable", [f"{one.unstable}/{plan.rounds}" for one in outcomes]),
         ],
         width=width,
-        title=f"{engines.words}: {plan.trace} at scale {plan.scale:g}, {plan.rate_per_s:g}/s, "
-        f"{counted(plan.conversations, 'conversation')}, {counted(plan.rounds, 'round')}{all_both(alike)}",
+        title=f"{engines.words}: {plan.words}{all_both(alike)}",
     )
 
 
@@ -81,9 +81,20 @@ def _paired(plan: LivePlan, told: Comparison, width: int) -> list[Table]:
     )
 
 
+def _lone(plan: LivePlan, told: Comparison) -> str | None:
+    """What to say where a figure is of one round only."""
+    if plan.rounds == 1:
+        return (
+            "One round has no spread: what differs here may be chance. --rounds 3 or more gives each figure its ± "
+            "and each change its interval."
+        )
+    if any(one.ttfet_p95_s.count == 1 or one.ttfet_p95_change.count == 1 for one in told.outcomes):
+        return "A figure without ± is of one round, the only one that was stable: what differs by it may be chance."
+    return None
+
+
 def _print(tables: list[Table], console: Console) -> None:
-    for table in tables:
-        console.print(table)
+    console.print(Trimmed(*tables))
 
 
 def _predicted(prediction: Prediction, console: Console) -> None:

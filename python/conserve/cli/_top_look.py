@@ -6,28 +6,22 @@ Promises: works against both doors and needs no GPU; whatever the door does not 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-__all__ = ["Bounds", "Look", "TierRow", "UnreachableError", "View", "WorkerRow", "look", "quantile", "view"]
+from ._ask import ask, base_of
+
+__all__ = ["Bounds", "Look", "TierRow", "View", "WorkerRow", "look", "quantile", "view"]
 
 _Series: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
 _LINE: Final = re.compile(r'^(\w+)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})? (\S+)$', re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
-_TIMEOUT_S: Final = 5.0
 # What a time is at least and at most, in seconds.
 Bounds: TypeAlias = tuple[float, float]
-
-
-class UnreachableError(Exception):
-    """The door could not be asked: which one, why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,42 +92,12 @@ class View:
 
 def look(url: str, *, key: str | None = None) -> Look:
     """Ask the door at `url`. Raises UnreachableError."""
-    base = url.rstrip("/").removesuffix("/v1")
+    base = base_of(url)
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    fleet = _object(_get(base, "/v1/fleet", headers), base)
-    text = _get(base, "/metrics", headers).decode("utf-8", "replace")
-    energy = _object(_get(base, "/v1/energy", headers), base)
+    fleet = ask(base, "/v1/fleet", headers).json
+    text = ask(base, "/metrics", headers).body.decode("utf-8", "replace")
+    energy = ask(base, "/v1/energy", headers).json
     return Look(time.monotonic(), fleet, energy, _series(text))
-
-
-def _get(base: str, path: str, headers: Mapping[str, str]) -> bytes:
-    if not base.startswith(("http://", "https://")):
-        raise UnreachableError(f"{base!r} is no URL of a router: write http://host:port")
-    try:
-        request = urllib.request.Request(base + path, headers=dict(headers))  # noqa: S310 - checked above
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
-            body: bytes = answer.read()
-            return body
-    except urllib.error.HTTPError as error:
-        if error.code == 401:
-            raise UnreachableError(f"{base} asks for its control key: set CONSERVE_CONTROL_KEY") from error
-        raise UnreachableError(f"{base}{path} answered {error.code}: is it a ConServe router?") from error
-    except (OSError, ValueError) as error:
-        why = getattr(error, "reason", error)
-        why = getattr(why, "strerror", None) or why
-        raise UnreachableError(
-            f"{base} cannot be reached ({why}): is `conserve serve` running there?"
-        ) from error
-
-
-def _object(body: bytes, base: str) -> dict[str, Any]:
-    try:
-        found = json.loads(body)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise UnreachableError(f"{base} answered something else than a ConServe router does")
-    return found
 
 
 def _series(text: str) -> dict[_Series, float]:

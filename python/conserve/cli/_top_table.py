@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.segment import Segment
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from conserve._counted import counted
 
-from ._fit import Column, fitted
+from ._fit import Column, Trimmed, fitted
 from ._top_look import Bounds, TierRow, View, WorkerRow
 
 __all__ = ["tables"]
@@ -78,28 +77,8 @@ def tables(
         parts += [Text(), table]
     parts += [Text(), *map(Text, _notes(shown))]
     whole = Group(*parts, *map(Text, _no_counter(shown)))
-    if height is None:
-        return whole
-    screen = Console(width=width)
-    return next(
-        (each for each in (whole, Group(*parts)) if len(screen.render_lines(each)) <= height),
-        _Cut(Group(*parts), height),
-    )
-
-
-class _Cut:
-    """The first lines of something, and how many more there are."""
-
-    def __init__(self, whole: RenderableType, height: int) -> None:
-        self._whole = whole
-        self._height = height
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self._whole, options.update(height=None), pad=False)
-        for line in lines[: self._height - 1]:
-            yield from line
-            yield Segment.line()
-        yield Text(f"{len(lines) - self._height + 1} more lines: a taller terminal, or --once", "bold")
+    fits = height is None or len(Console(width=width).render_lines(whole)) <= height
+    return Trimmed(whole) if fits else Trimmed(*parts, height=height)
 
 
 def _told(columns: Sequence[tuple[str, Callable[[_Row], str]]], rows: Sequence[_Row]) -> list[Column]:
@@ -131,7 +110,8 @@ def _notes(shown: View) -> list[str]:
         else f"of the last {shown.times_span_s:.0f} s"
     )
     notes = [
-        f"times and good turns {span}, waits in line included; of times the bounds are known; tokens: prefilled and generated"
+        f"times and good turns {span}, waits in line included; of times the bounds are known",
+        "tok/s: generated tokens as their streams flow, prompts once they are computed",
     ]
     if shown.power_w is not None:
         notes.append("W of a shared meter in equal parts")

@@ -17,7 +17,7 @@ from conserve._counted import counted
 from conserve.errors import ConfigError
 from conserve.live import LiveError, LivePlan
 from conserve.live.compare import compare_live, compared, whole_rounds
-from conserve.live.engines import Engines, from_file, from_urls, tiny
+from conserve.live.engines import TINY, Engines, from_file, from_urls, tiny
 from conserve.live.report import as_data
 from conserve.live.run import Round
 from conserve.policies import POLICIES
@@ -47,12 +47,18 @@ def live(
     policies: Annotated[
         str,
         typer.Option(
+            "--policies",
+            "--policy",
             help=f"Separated by commas, of {', '.join(POLICIES)}; the first is the base. Options as in ampd(min, X=0); "
-            "follow-kv@both has all workers do both."
+            "follow-kv@both has all workers do both.",
         ),
     ] = USUAL,
     workers: Annotated[
-        str | None, typer.Option(help="Tiny engines to start on this machine, as tiny:1p2d.")
+        str | None,
+        typer.Option(
+            help=f"Tiny engines to start on this machine; {TINY} where no other workers are named.",
+            show_default=False,
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="Of tiny engines: random, smollm2 or a folder.")] = "random",
     kv_blocks: Annotated[int, typer.Option(min=2, help="Of each tiny engine.")] = 2048,
@@ -64,7 +70,8 @@ def live(
     both: Annotated[list[str] | None, typer.Option(metavar="URL", help="A running one.")] = None,
     connector: Annotated[str, typer.Option(help="Of running workers.")] = "nixl",
     trace: Annotated[
-        str, typer.Option(help=f"synthetic:NAME, a file of conversations, or one of {', '.join(WORKLOADS)}.")
+        str,
+        typer.Option(help=f"A file of conversations, or synthetic:NAME or NAME, of {', '.join(WORKLOADS)}."),
     ] = "synthetic:swe-agent",
     traces: Annotated[Path | None, typer.Option(help="Folder of recorded traces.")] = None,
     conversations: Annotated[int, typer.Option(min=1, help="In each run.")] = 16,
@@ -163,4 +170,4 @@ def _engines(
         return from_file(fleet)
     if running:
         return from_urls(prefiller or (), decoder or (), both or (), connector=connector)
-    return tiny(workers or "tiny:1p2d", model=model, kv_blocks=kv_blocks)
+    return tiny(workers or TINY, model=model, kv_blocks=kv_blocks)

@@ -31,13 +31,14 @@ from conserve.sim.split import PARTS
 from conserve.sim.stats import Interval
 from conserve.sim.workload import WORKLOADS, traces_dir
 
-from ._fit import Column, console, fitted
+from ._fit import Column, Trimmed, console, fitted
 from ._sim_paper import paper
 
 __all__ = ["app"]
 
 _PIPE_COLUMNS: Final = 160
 _MISUSED = 2
+_ONE_SEED: Final = "One seed has no spread: what differs here may be chance. --seeds 5 or more gives each change its interval."
 
 app = typer.Typer(invoke_without_command=True)
 app.command()(paper)
@@ -50,8 +51,10 @@ def sim(
     policy: Annotated[
         str,
         typer.Option(
+            "--policy",
+            "--policies",
             help=f"Separated by commas, of {', '.join(SIMULATED)}; the first is the base. Options as in ampd(min, X=0); "
-            "follow-kv@both has all workers do both."
+            "follow-kv@both has all workers do both.",
         ),
     ] = USUAL,
     rate: Annotated[float, typer.Option(help="Conversations per second, Poisson.")] = 0.3,
@@ -94,12 +97,15 @@ def sim(
         print(json.dumps([_plain(outcome) for outcome in outcomes]))
     else:
         out = console(piped_columns=_PIPE_COLUMNS)
-        out.print(*_tables(plan, outcomes, out.width), sep="")
+        out.print(Trimmed(*_tables(plan, outcomes, out.width)))
+        if plan.seeds == 1:
+            out.print(_ONE_SEED, markup=False, highlight=False)
 
 
 def _tables(plan: Plan, outcomes: list[Outcome], width: int) -> list[Table]:
     source = "recorded" if plan.traces else "generated, not recorded"
-    alike = [policy for policy in plan.policies if plan.fleet.all_both(policy)]
+    policies = [one.policy for one in outcomes]
+    alike = [name for name, told in zip(policies, plan.policies, strict=True) if plan.fleet.all_both(told)]
     title = (
         f"{plan.fleet}, {plan.workload} ({source}), {plan.rate_per_s:g}/s, "
         f"{counted(plan.conversations, 'conversation')}, {counted(plan.seeds, 'seed')}{all_both(alike)}"
@@ -108,14 +114,13 @@ def _tables(plan: Plan, outcomes: list[Outcome], width: int) -> list[Table]:
     columns = (
         Column("p50 TTFET s", [_number(one.ttfet_p50_s) for one in outcomes]),
         Column("p95 TTFET s", [_number(one.ttfet_p95_s) for one in outcomes]),
-        Column(f"p95 against {plan.policies[0]}", changes),
+        Column(f"p95 against {policies[0]}", changes),
         Column("p95 TTFT s", [_number(one.ttft_p95_s) for one in outcomes]),
         Column("tokens/J", [_number(one.tokens_per_j) for one in outcomes]),
         Column("handoffs", [f"{one.handoffs:.2f}" for one in outcomes]),
         Column("recomputed", [f"{one.recomputed_share:.1%}" for one in outcomes]),
         Column("unstable", [f"{one.unstable}/{plan.seeds}" for one in outcomes]),
     )
-    policies = [one.policy for one in outcomes]
     return [
         *fitted([Column("policy", policies)], columns, width=width, title=title),
         *_where_it_goes(outcomes, width),

@@ -9,14 +9,16 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 
+from ._ask import UnreachableError
 from ._fit import console
-from ._top_look import Look, UnreachableError, View, look, view
+from ._top_look import Look, View, look, view
 from ._top_table import tables
 
 __all__ = ["top"]
@@ -41,6 +43,8 @@ def top(
 ) -> None:
     """Watch a router: occupancy, pins, queue, times and energy of each worker and tier.
 
+    A terminal is redrawn; a pipe or a file gets the tables anew after each interval.
+
     Works against both doors and needs no GPU. Where the router asks for its control key: CONSERVE_CONTROL_KEY.
     Exit status: 0; 1 the router could not be asked.
     """
@@ -54,12 +58,16 @@ def top(
         elif as_json:
             _stream(url, key, first, interval_s)
         else:
-            _live(url, key, first, interval_s)
+            out = console(piped_columns=_PIPE_COLUMNS)
+            (_live if out.is_terminal else _blocks)(url, key, first, interval_s, out)
     except UnreachableError as error:
         print(f"conserve top: {error}", file=sys.stderr)
         raise typer.Exit(FAILED) from None
-    except (KeyboardInterrupt, BrokenPipeError):
+    except KeyboardInterrupt:
         return
+    except BrokenPipeError:
+        # Whoever read has left, as `head` does; what Python would flush at its end has no taker either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _once(url: str, shown: View, as_json: bool) -> None:
@@ -96,24 +104,38 @@ def _stream(url: str, key: str | None, first: Look, interval_s: float) -> None:
         print(_line(history.then(look(url, key=key))), flush=True)
 
 
-def _live(url: str, key: str | None, first: Look, interval_s: float) -> None:
-    """Redraw until interrupted; a router that goes away is said, and asked again."""
+def _looks(url: str, key: str | None, first: Look, interval_s: float) -> Iterator[tuple[View, str | None]]:
+    """What to show now and after each interval, and what is wrong: a router that goes away is asked again."""
     history, shown = _History(first), view(first)
-    out = console(piped_columns=_PIPE_COLUMNS)
+    yield shown, None
+    while True:
+        time.sleep(interval_s)
+        trouble = None
+        try:
+            shown = history.then(look(url, key=key))
+        except UnreachableError as error:
+            trouble = str(error)
+        yield shown, trouble
 
-    def screenful(trouble: str | None = None) -> RenderableType:
+
+def _blocks(url: str, key: str | None, first: Look, interval_s: float, out: Console) -> None:
+    """Into a pipe or a file: the tables after each interval, with the time, until interrupted."""
+    for shown, trouble in _looks(url, key, first, interval_s):
+        with out.capture() as block:
+            out.print(tables(url, shown, width=out.width, trouble=trouble))
+        print(f"{time.strftime('%H:%M:%S')} {block.get()}", flush=True)
+
+
+def _live(url: str, key: str | None, first: Look, interval_s: float, out: Console) -> None:
+    """Redraw until interrupted."""
+
+    def screenful(shown: View, trouble: str | None) -> RenderableType:
         # The cursor stands on the line below.
         return tables(url, shown, width=out.width, height=out.height - 1, trouble=trouble)
 
-    with Live(screenful(), console=out, auto_refresh=False) as screen:
-        while True:
-            time.sleep(interval_s)
-            trouble = None
-            try:
-                shown = history.then(look(url, key=key))
-            except UnreachableError as error:
-                trouble = str(error)
-            screen.update(screenful(trouble), refresh=True)
+    with Live(console=out, auto_refresh=False) as screen:
+        for shown, trouble in _looks(url, key, first, interval_s):
+            screen.update(screenful(shown, trouble), refresh=True)
 
 
 def _line(shown: View) -> str:

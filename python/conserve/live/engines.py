@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from conserve._counted import counted
 from conserve.demo.cluster import router_ready
 from conserve.demo.errors import DemoError
 from conserve.demo.facts import all_joined
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-__all__ = ["Engines", "Worker", "from_file", "from_urls", "tiny"]
+__all__ = ["TINY", "Engines", "Worker", "from_file", "from_urls", "tiny"]
 
+TINY: Final = "tiny:1p2d"
+"""What is started where nothing else is named."""
 _TINY: Final = re.compile(r"tiny:(\d+)[pP](\d+)[dD]")
 _TINY_KV_BLOCKS: Final = 2048
 _TINY_CHUNK_TOKENS: Final = 256
@@ -181,9 +184,7 @@ def tiny(text: str, *, model: str = "random", kv_blocks: int = _TINY_KV_BLOCKS) 
     """
     found = _TINY.fullmatch(text)
     if found is None or "0" in found.groups():
-        raise ConfigError(
-            f"workers is {text!r}; write prefillers and decoders, at least one of each: tiny:1p2d"
-        )
+        raise ConfigError(f"workers is {text!r}; write prefillers and decoders, at least one of each: {TINY}")
     roles: tuple[tuple[Role, int], ...] = (("prefiller", int(found[1])), ("decoder", int(found[2])))
     tiers = tuple(
         Tier(
@@ -205,7 +206,7 @@ def tiny(text: str, *, model: str = "random", kv_blocks: int = _TINY_KV_BLOCKS) 
         max_model_len=8192,
         start_timeout_s=180.0,
     )
-    return _planned(file, words=f"{text}, model {model}")
+    return _planned(file, words=f"{text}, model {model}, {kv_blocks} KV blocks each")
 
 
 def from_file(path: Path) -> Engines:
@@ -221,12 +222,14 @@ def from_urls(
     prefillers: Sequence[str], decoders: Sequence[str], both: Sequence[str], *, connector: str
 ) -> Engines:
     """Workers that run already, each written as `conserve serve` takes it."""
-    workers = []
+    workers, words = [], []
     for role, letter, said_all in (
         ("prefiller", "p", prefillers),
         ("decoder", "d", decoders),
         ("both", "w", both),
     ):
+        if said_all:
+            words.append(f"{len(said_all)} both" if role == "both" else counted(len(said_all), role))
         for place, said in enumerate(said_all):
             url, *parts = said.split(",")
             names = [part.removeprefix("name=") for part in parts if part.startswith("name=")]
@@ -235,9 +238,9 @@ def from_urls(
             shown = said if names else f"{said},name={name}"
             workers.append(Worker(name, url.rstrip("/"), role, shown, kind="".join(tiers)))  # type: ignore[arg-type]
     if not workers:
-        raise ConfigError("no workers: give --workers tiny:1p2d, --fleet FILE, or the URLs of running ones")
+        raise ConfigError(f"no workers: give --workers {TINY}, --fleet FILE, or the URLs of running ones")
     return Engines(
-        words=f"{len(workers)} running workers",
+        words=f"running workers, {', '.join(words)}, connector {connector}",
         workers=tuple(workers),
         connector=("--connector", connector),
     )

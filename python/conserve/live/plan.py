@@ -7,13 +7,15 @@ turn that would pass the engines' context.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from conserve._counted import counted
 from conserve.errors import ConfigError
 from conserve.sim.contender import Contender
-from conserve.sim.workload import Conversation, TurnRecord, conversations, poisson, read_jsonl
+from conserve.sim.workload import WORKLOADS, Conversation, TurnRecord, conversations, poisson, read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +48,12 @@ class LivePlan:
     def __post_init__(self) -> None:
         for policy in self.policies:
             Contender.read(policy)
+        name = self.trace.removeprefix(_SYNTHETIC)
+        if name not in WORKLOADS and (name != self.trace or not Path(self.trace).is_file()):
+            raise ConfigError(
+                f"trace is {self.trace!r}, which is no file; choose {_SYNTHETIC}NAME, a file of conversations, "
+                f"or NAME, of {', '.join(WORKLOADS)}"
+            )
         if not self.policies or len(set(self.policies)) < len(self.policies):
             raise ConfigError("policies: give at least one, each once")
         for name in ("conversations", "rounds", "max_turns"):
@@ -63,6 +71,28 @@ class LivePlan:
         """The seed of a round: conversations, their order, arrivals and text follow from it."""
         return self.seed + round_number
 
+    def check_trace(self) -> None:
+        """Reads the trace, so that a broken one is refused before anything is started.
+
+        Raises:
+            ConfigError: it cannot be read, or a record is broken.
+        """
+        self.tasks(0, context_limit=sys.maxsize)
+
+    @property
+    def words(self) -> str:
+        """All of it that changes what is measured, but the policies."""
+        is_generated = self.trace.startswith(_SYNTHETIC) or not (self.traces or Path(self.trace).is_file())
+        words = [
+            f"{self.trace} ({'generated, not recorded' if is_generated else 'recorded'}) at scale {self.scale:g}"
+        ]
+        if self.gap_scale != 1:
+            words.append(f"tool times at {self.gap_scale:g}")
+        if self.max_turns is not None:
+            words.append(f"{counted(self.max_turns, 'turn')} each at most")
+        words += [f"{self.rate_per_s:g}/s", counted(self.conversations, "conversation")]
+        return ", ".join([*words, f"{counted(self.rounds, 'round')} from seed {self.seed}"])
+
     def tasks(self, round_number: int, *, context_limit: int) -> list[Conversation]:
         """The round's conversations, scaled.
 
@@ -76,6 +106,8 @@ class LivePlan:
             )
         elif Path(self.trace).is_file():
             recorded = list(read_jsonl(Path(self.trace)))
+            if not recorded:
+                raise ConfigError(f"the trace {self.trace} holds no conversation")
             first = round_number * self.conversations
             found = [recorded[(first + place) % len(recorded)] for place in range(self.conversations)]
         else:

@@ -79,6 +79,7 @@ async def run_live(
         LiveError: a process did not start, or ended too early, or a server did not answer.
     """
     engines.check(plan.policies)
+    plan.check_trace()
     try:
         async with session() as http, engines.started(log_dir) as fleet:
             await unless_ended(fleet, _all(plan, engines, http, log_dir, rounds, tell, then))

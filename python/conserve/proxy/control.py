@@ -116,14 +116,16 @@ def control_routes(routes: APIRouter, door: Door) -> None:
 
     @routes.get("/v1/conversations/{conversation:path}")
     async def conversation_of(request: Request, conversation: str) -> Response:
+        headers = request.scope["headers"]
         try:
-            view = door.dispatcher.conversation(conversation, request.scope["headers"])
+            view = door.dispatcher.conversation(conversation, headers)
         except ConserveError as error:
             return errors.of(error)
-        return (
-            _unknown(conversation)
-            if view is None
-            else JSONResponse(_conversation(conversation, view, door.router.now_s))
+        if view is not None:
+            return JSONResponse(_conversation(conversation, view, door.router.now_s))
+        # The log may have lines of it all the same.
+        return _unknown(
+            conversation, {"x-conserve-conversation": door.dispatcher.key_of(conversation, headers)}
         )
 
     @routes.delete("/v1/conversations/{conversation:path}")
@@ -209,9 +211,9 @@ def _conversation(name: str, view: ConversationView, now_s: float) -> _Json:
     }
 
 
-def _unknown(conversation: str) -> Response:
+def _unknown(conversation: str, headers: dict[str, str] | None = None) -> Response:
     shown = conversation if len(conversation) <= 64 else f"{conversation[:64]}..."
     text = (
         f"no conversation {shown!r} under this credential: it never was, was closed, or was idle for too long"
     )
-    return errors.refusal(text, code="conversation_not_found", status=404, param="id")
+    return errors.refusal(text, code="conversation_not_found", status=404, param="id", headers=headers)

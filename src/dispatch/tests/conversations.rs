@@ -170,6 +170,9 @@ fn a_conversation_is_found_by_its_name_and_by_its_key() {
     assert_eq!(locate(&[], "task-42"), None, "another tenant's name");
     assert!(world.router.close(key, world.now));
     assert_eq!(locate(&headers, "task-42"), None);
+    let key_of = |headers: &[Header]| world.dispatcher.key_of(headers, b"task-42").to_string();
+    assert_eq!(key_of(&headers), told, "the log still has it");
+    assert_ne!(key_of(&[]), told, "what another tenant calls so");
     world.untouched();
 }
 

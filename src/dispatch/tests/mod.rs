@@ -150,6 +150,12 @@ impl World {
             .sum()
     }
 
+    /// Tokens that all workers generated.
+    fn generated(&self) -> u64 {
+        let workers = self.router.snapshot(self.now).workers;
+        workers.iter().map(|row| row.work.output).sum()
+    }
+
     fn conversations(&self) -> usize {
         self.router.snapshot(self.now).conversations
     }

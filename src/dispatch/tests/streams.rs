@@ -41,6 +41,33 @@ fn the_request_is_let_go_once_its_stream_has_begun() {
 }
 
 #[test]
+fn a_streams_tokens_are_counted_while_it_runs_and_once() {
+    let world = world(0, 1);
+    let mut turn = relaying(&world);
+    turn.chunk(WORD);
+    assert_eq!(world.generated(), 1, "with the first one");
+    turn.chunk(WORD);
+    assert_eq!(world.generated(), 1, "not with each");
+    turn.later(1).chunk(&WORD.repeat(2));
+    assert_eq!(world.generated(), 4);
+    turn.later(1).chunk(&[USAGE, DONE].concat());
+    turn.end();
+    assert_eq!(world.generated(), 10, "what the engine counts, not 4 more");
+
+    let mut cut = relaying(&world);
+    cut.chunk(WORD);
+    cut.later(1).chunk(&WORD.repeat(2));
+    cut.gone();
+    assert_eq!(world.generated(), 13, "they were generated all the same");
+
+    let mut wordy = relaying(&world);
+    wordy.chunk(&[&WORD.repeat(11), USAGE, DONE].concat());
+    wordy.end();
+    assert_eq!(world.generated(), 24, "never fewer than before");
+    world.settled();
+}
+
+#[test]
 fn a_stream_cut_at_any_byte_gives_the_client_the_same() {
     let whole = [ROLE, WORD, WORD, USAGE, DONE].concat();
     let wanted = [ROLE, WORD, WORD, DONE].concat();

@@ -138,6 +138,7 @@ impl Dispatch {
             turn: decoding.turn,
             reader: None,
             pieces: 0,
+            count_at: Timestamp(0),
             effective: None,
         });
         Action::Relay {

@@ -58,6 +58,7 @@ impl Dispatch {
             turn: decoding.turn,
             reader: Some(reader),
             pieces: 0,
+            count_at: Timestamp(0),
             effective: None,
         };
         relaying.hear(now);

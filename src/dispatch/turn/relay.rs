@@ -1,5 +1,7 @@
 //! The decoder's stream on its way to the client.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 
 use super::{Dispatch, Relaying};
@@ -7,7 +9,10 @@ use crate::dispatch::action::{Action, Failure};
 use crate::dispatch::sse;
 use crate::error::WorkerErrorKind;
 use crate::event::FailReason;
-use crate::units::Timestamp;
+use crate::units::{Timestamp, Tokens};
+
+/// A stream's tokens are counted so often while it runs: a chunk in between costs a comparison.
+const COUNT_EVERY: Duration = Duration::from_millis(250);
 
 impl Relaying {
     pub(super) fn pass(&mut self, bytes: &Bytes, now: Timestamp) -> Bytes {
@@ -28,6 +33,11 @@ impl Relaying {
         self.note(seen.pieces, now);
         if seen.content && self.effective.is_none() {
             self.effective = Some(now);
+        }
+        if now >= self.count_at {
+            self.count_at = now + COUNT_EVERY;
+            // Each event that brings something brings a token at least; the end tells how many they were.
+            self.turn.generated(Tokens(seen.pieces));
         }
     }
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -217,6 +224,48 @@ def test_a_column_of_which_nothing_is_known_is_left_out() -> None:
     text = "\n".join(screen(many(1)))
     assert "J/tok" not in text
     assert "no energy counter (gpu0): there is no NVML" in text
+
+
+class Router(BaseHTTPRequestHandler):
+    """A router that tells the same again and again."""
+
+    def do_GET(self) -> None:
+        pages: dict[str, object] = {"/v1/fleet": fleet(), "/v1/energy": {}, "/metrics": None}
+        self.send_response(200)
+        self.end_headers()
+        told = pages[self.path]
+        self.wfile.write(b"" if told is None else json.dumps(told).encode())
+
+    def log_message(self, *_: object) -> None:
+        """The test's output is not its place."""
+
+
+@pytest.fixture
+def router() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Router) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_pipe_gets_each_look_when_it_is_taken_and_may_be_closed(router: str) -> None:
+    command = [sys.executable, "-m", "conserve.cli", "top", router, "--interval-s", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        heads: list[str] = []
+        while len(heads) < 3:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            assert line.rstrip("\n") == line.rstrip(), "no line ends in spaces"
+            if "3 conversations" in line:
+                heads.append(line)
+        assert all(re.match(rf"\d\d:\d\d:\d\d {router} ", head) for head in heads), heads
+        process.stdout.close()
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
 
 
 def test_where_nothing_listens_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,17 @@ def test_a_file_of_conversations_is_a_trace(tmp_path: Path) -> None:
     assert [task.turns[0].append_tokens for task in told] == [30, 30, 30]
 
 
+def test_a_broken_trace_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    for text, named in (('{"id": 1}\n', "mine.jsonl:1"), ("", "holds no conversation")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=named):
+            plan(trace=str(file)).check_trace()
+    with pytest.raises(ConfigError, match="lmcache_miniswe"):
+        plan(trace="mini-swe", traces=tmp_path).check_trace()
+    plan().check_trace()
+
+
 def test_tool_time_is_what_passes_before_the_answer_that_is_seen() -> None:
     [script] = scripts([TASK], [0.5])
     assert script == Script.of(TASK, name="task-0", arrival_s=0.5)
@@ -89,6 +100,8 @@ def test_tool_time_is_what_passes_before_the_answer_that_is_seen() -> None:
         ({"scale": float("nan")}, "scale"),
         ({"gap_scale": -1.0}, "gap_scale"),
         ({"rounds": 0}, "rounds"),
+        ({"trace": "nope"}, "trace is 'nope', which is no file; choose synthetic:NAME.* swe-agent"),
+        ({"trace": "synthetic:nope"}, "trace is 'synthetic:nope'"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(changed: dict[str, object], named: str) -> None:

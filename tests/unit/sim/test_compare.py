@@ -191,3 +191,16 @@ def test_variants_of_a_policy_are_compared_and_named_in_full() -> None:
     ]
     assert found[1].ttfet_p95_s == found[3].ttfet_p95_s, "no turn is long enough: as strict"
     assert found[2].recomputed_share > 0, "the history is computed again"
+
+
+def test_one_table_calls_a_policy_by_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sim", "--policies", "ampd(min)@both,strict", "--conversations", "3", "--seeds", "1"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    full = "ampd(min, X=1, pcache=1)@both"
+    words_alone = " ".join(shown.split())
+    assert f"every worker does both under {full}" in words_alone
+    assert f"p95 against {full}" in words_alone
+    assert words_alone.count("ampd(") == words_alone.count(full)
+    assert "One seed has no spread" in shown
+    assert not [line for line in shown.splitlines() if line != line.rstrip()], "no line ends in spaces"
