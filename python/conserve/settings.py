@@ -18,8 +18,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from conserve._core import Decoder, Dispatcher, Prefiller, Router, Worker
+from conserve._meant import meant
 from conserve.errors import ConfigError
-from conserve.policies import DEFAULT_POLICY, PolicyName
+from conserve.policies import DEFAULT_POLICY, POLICIES, PolicyName
 
 __all__ = ["WORKER_KEYS", "Role", "Settings", "WorkerAt", "is_host"]
 
@@ -156,6 +157,18 @@ def _options(value: object) -> object:
     return tuple(pairs)
 
 
+def _policy(value: object) -> object:
+    """A name alone: elsewhere a policy is written with its options, and several of them."""
+    if not isinstance(value, str) or value in POLICIES:
+        return value
+    name = value.partition("(")[0].strip()
+    if name in POLICIES and name != value:
+        raise ValueError(f"takes the name alone, {name}; its options are policy_option's, as key=value")
+    if name.partition(",")[0].strip() in POLICIES:
+        raise ValueError("takes one policy; `conserve sim` and `conserve bench live` compare several")
+    raise ValueError(f"takes one of {', '.join(POLICIES)}, not {value!r}{meant(value, POLICIES)}")
+
+
 def _never(value: object) -> object:
     return None if isinstance(value, str) and value.lower() in ("", "none", "never") else value
 
@@ -218,7 +231,9 @@ class Settings(BaseSettings):
     )
 
     # The router.
-    policy: PolicyName = Field(DEFAULT_POLICY, description="The placement rule; see the guide on policies.")
+    policy: Annotated[PolicyName, BeforeValidator(_policy)] = Field(
+        DEFAULT_POLICY, description="The placement rule; see the guide on policies."
+    )
     policy_option: _Options = Field(
         (), description="What the rule takes beside, as `key=value`, several separated by spaces."
     )
@@ -448,6 +463,10 @@ def _config_error(cause: ValidationError) -> ConfigError:
         secret = key in ("secret", "worker_key", "control_key")
         tail = f" (got {shown!r})" if not secret and isinstance(shown, str | int | float) else ""
         known = key in Settings.model_fields
-        lines.append(f"{key}: {said}{tail}" if known else f"{key}: there is no such setting")
+        lines.append(
+            f"{key}: {said}{tail}"
+            if known
+            else f"{key}: there is no such setting{meant(key, Settings.model_fields)}"
+        )
         keys.append(key)
     return ConfigError("; ".join(lines), key=keys[0], accepted=lines[0].partition(": ")[2])

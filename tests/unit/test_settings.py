@@ -56,6 +56,10 @@ def test_conversations_may_be_kept_for_ever(text: str) -> None:
         ("decoders", "http://d0:8000,colour=red", "known: name, tier"),
         ("decoders", "http://", "http://host:port"),
         ("no_such_thing", 1, "no such setting"),
+        ("polcy", "strict", "no such setting; did you mean policy?"),
+        ("policy", "strct", "not 'strct'; did you mean strict?"),
+        ("policy", "strict, ampd", "takes one policy; `conserve sim` and `conserve bench live`"),
+        ("policy", "ampd(min)", "takes the name alone, ampd; its options are policy_option's"),
     ],
 )
 def test_what_is_out_of_range_is_named_with_its_range(name: str, value: object, said: str) -> None:

@@ -69,6 +69,8 @@ def tables(
     felt = fitted(
         [Column("tier", [tier.tier for tier in shown.tiers])], _told(_FELT, shown.tiers), width=width
     )
+    if not shown.workers:
+        workers = []
     parts: list[RenderableType] = [Text(_head(url, shown))]
     if trouble is not None:
         parts.append(Text(f"{trouble}; what is shown is old"))
@@ -115,6 +117,8 @@ def _notes(shown: View) -> list[str]:
     ]
     if shown.power_w is not None:
         notes.append("W of a shared meter in equal parts")
+    if not shown.workers:
+        notes.insert(0, "no worker has joined")
     return notes + [f"away: {each}" for each in shown.away]
 
 
@@ -137,6 +141,6 @@ def _span(bounds: Bounds | None) -> str:
     least, most = (f"{seconds * scale:.3g}" for seconds in bounds)
     if math.isinf(high):
         return f"> {least} s"
-    if low == 0:
-        return f"< {most} {unit}"
-    return f"{most} {unit}" if least == most else f"{least}-{most} {unit}"
+    if least == most:
+        return f"{most} {unit}"
+    return f"< {most} {unit}" if low == 0 else f"{least}-{most} {unit}"

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NoReturn, get_args, get_origin
 
 import typer
 from pydantic import SecretStr
@@ -56,14 +56,16 @@ def _run(*, log_level: str, ready_file: Path | None, **given: object) -> None:
         from conserve.energy.sampler import Sampler
         from conserve.proxy.server import serve as serve_door
 
-        serve_door(settings, ready_file=ready_file, energy=Sampler.of)
+        try:
+            serve_door(settings, ready_file=ready_file, energy=Sampler.of)
+        except OSError as error:
+            why = error.strerror or str(error)
+            _end(f"cannot listen at {settings.host}:{settings.port}: {why}; see --host and --port")
     except ConfigError as error:
         _end(str(error))
-    except OSError as error:
-        _end(f"cannot listen: {error.strerror or error}; see --host and --port")
 
 
-def _end(message: str) -> None:
+def _end(message: str) -> NoReturn:
     print(f"conserve serve: {message}", file=sys.stderr)
     raise typer.Exit(2)
 

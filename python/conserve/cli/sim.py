@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from conserve._counted import counted
+from conserve._meant import meant
 from conserve.errors import ConfigError
 from conserve.sim.compare import (
     MAX_CONVERSATIONS,
@@ -29,7 +30,7 @@ from conserve.sim.compare import (
 from conserve.sim.contender import USUAL, all_both, split_names
 from conserve.sim.split import PARTS
 from conserve.sim.stats import Interval
-from conserve.sim.workload import WORKLOADS, traces_dir
+from conserve.sim.workload import SYNTHETIC, WORKLOADS, traces_dir
 
 from ._fit import Column, Trimmed, console, fitted
 from ._sim_paper import paper
@@ -47,7 +48,9 @@ app.command()(paper)
 @app.callback()
 def sim(
     context: typer.Context,
-    trace: Annotated[str, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")] = "swe-agent",
+    trace: Annotated[
+        str, typer.Option(help=f"One of {', '.join(WORKLOADS)}; {SYNTHETIC}NAME is never a recorded one.")
+    ] = "swe-agent",
     policy: Annotated[
         str,
         typer.Option(
@@ -63,7 +66,9 @@ def sim(
     ] = "1P3D",
     preset: Annotated[str, typer.Option(help=f"GPU and model, one of {', '.join(PRESETS)}.")] = "a40",
     conversations: Annotated[int, typer.Option(min=1, max=MAX_CONVERSATIONS, help="In each run.")] = 200,
-    seeds: Annotated[int, typer.Option(min=1, max=MAX_SEEDS, help="Runs of each policy.")] = 10,
+    seeds: Annotated[
+        int, typer.Option("--seeds", "--rounds", min=1, max=MAX_SEEDS, help="Runs of each policy.")
+    ] = 10,
     traces: Annotated[
         Path | None, typer.Option(help="Folder of recorded traces; without one they are generated.")
     ] = None,
@@ -76,16 +81,19 @@ def sim(
     if context.invoked_subcommand is not None:
         return
     try:
-        if trace not in WORKLOADS:
-            raise ConfigError(f"--trace {trace}: choose one of {', '.join(WORKLOADS)}", key="trace")
+        name = trace.removeprefix(SYNTHETIC)
+        if name not in WORKLOADS:
+            raise ConfigError(
+                f"--trace {trace}: choose one of {', '.join(WORKLOADS)}{meant(name, WORKLOADS)}", key="trace"
+            )
         plan = Plan(
-            workload=trace,
+            workload=name,
             policies=split_names(policy),
             rate_per_s=rate,
             fleet=Fleet.read(fleet, preset=preset),
             conversations=conversations,
             seeds=seeds,
-            traces=traces or traces_dir(),
+            traces=(traces or traces_dir()) if name == trace else None,
         )
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("simulating")

@@ -10,19 +10,26 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from conserve._counted import counted
+from conserve._meant import meant
 from conserve.errors import ConfigError
 from conserve.sim.contender import Contender
-from conserve.sim.workload import WORKLOADS, Conversation, TurnRecord, conversations, poisson, read_jsonl
+from conserve.sim.workload import (
+    SYNTHETIC,
+    WORKLOADS,
+    Conversation,
+    TurnRecord,
+    conversations,
+    poisson,
+    read_jsonl,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["LivePlan", "Script", "Step", "scaled", "scripts"]
-
-_SYNTHETIC: Final = "synthetic:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +55,11 @@ class LivePlan:
     def __post_init__(self) -> None:
         for policy in self.policies:
             Contender.read(policy)
-        name = self.trace.removeprefix(_SYNTHETIC)
+        name = self.trace.removeprefix(SYNTHETIC)
         if name not in WORKLOADS and (name != self.trace or not Path(self.trace).is_file()):
             raise ConfigError(
-                f"trace is {self.trace!r}, which is no file; choose {_SYNTHETIC}NAME, a file of conversations, "
-                f"or NAME, of {', '.join(WORKLOADS)}"
+                f"trace is {self.trace!r}, which is no file; choose {SYNTHETIC}NAME, a file of conversations, "
+                f"or NAME, of {', '.join(WORKLOADS)}{meant(name, WORKLOADS)}"
             )
         if not self.policies or len(set(self.policies)) < len(self.policies):
             raise ConfigError("policies: give at least one, each once")
@@ -82,7 +89,7 @@ class LivePlan:
     @property
     def words(self) -> str:
         """All of it that changes what is measured, but the policies."""
-        is_generated = self.trace.startswith(_SYNTHETIC) or not (self.traces or Path(self.trace).is_file())
+        is_generated = self.trace.startswith(SYNTHETIC) or not (self.traces or Path(self.trace).is_file())
         words = [
             f"{self.trace} ({'generated, not recorded' if is_generated else 'recorded'}) at scale {self.scale:g}"
         ]
@@ -100,9 +107,9 @@ class LivePlan:
             ConfigError: there is no such trace, or no conversation of it fits the engines.
         """
         seed = self.seed_of(round_number)
-        if self.trace.startswith(_SYNTHETIC):
+        if self.trace.startswith(SYNTHETIC):
             found = conversations(
-                self.trace.removeprefix(_SYNTHETIC), self.conversations, seed=seed, traces=None
+                self.trace.removeprefix(SYNTHETIC), self.conversations, seed=seed, traces=None
             )
         elif Path(self.trace).is_file():
             recorded = list(read_jsonl(Path(self.trace)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from conserve._core import policies
+from conserve._meant import meant
 from conserve.errors import ConfigError
 from conserve.policies import DEFAULT_POLICY, POLICIES
 
@@ -55,7 +56,7 @@ class Contender:
         if read.name not in known:
             raise ConfigError(
                 f"policy is {text!r}; choose from {', '.join(known)}, "
-                f"with {_BOTH} at the end for workers that all do both"
+                f"with {_BOTH} at the end for workers that all do both{meant(read.name, known)}"
             )
         return read
 

@@ -260,7 +260,8 @@ def _check_vllm(table: Table, tier: Tier) -> None:
     if tier.kv_blocks is not None:
         raise table.wrong("kv_blocks", 'nothing with engine = "vllm"; give kv_cache_bytes')
     if tier.preset == "cpu" and tier.gpus:
-        raise table.wrong("gpus", 'no GPUs with preset = "cpu"; name the GPU\'s preset')
+        presets = ", ".join(preset for preset in PRESETS if preset != "cpu")
+        raise table.wrong("gpus", f'no GPUs with preset = "cpu", the usual one; name the GPU\'s: {presets}')
     if tier.preset != "cpu" and not tier.gpus:
         raise table.wrong("gpus", f"a list of GPU indices, because preset is {tier.preset!r}")
 

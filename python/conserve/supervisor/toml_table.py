@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, overload
 
+from conserve._meant import meant
 from conserve.errors import ConfigError
 
 
@@ -33,7 +34,7 @@ class Table:
         """One of some words."""
         value = self._take(key)
         if value is not None and value not in choices:
-            raise self.wrong(key, f"one of {', '.join(choices)}, not {value!r}")
+            raise self.wrong(key, f"one of {', '.join(choices)}, not {value!r}{meant(value, choices)}")
         return None if value is None else str(value)
 
     @overload
@@ -139,7 +140,11 @@ class Table:
             if key not in self._known:
                 name = f"{self.place}.{key}" if self.place else key
                 known = ", ".join(self._known)
-                raise ConfigError(f"{name}: there is no such key; known: {known}", key=name, accepted=known)
+                raise ConfigError(
+                    f"{name}: there is no such key; known: {known}{meant(key, self._known)}",
+                    key=name,
+                    accepted=known,
+                )
 
     def _take(self, key: str) -> Any:  # noqa: ANN401 - TOML has any type; the caller checks
         self._known[key] = None

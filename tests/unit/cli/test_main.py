@@ -79,7 +79,7 @@ def test_the_help_of_serve_is_for_a_terminal(capsys: pytest.CaptureFixture[str])
         (["--decoder", "http://d0:1", "--queue-limit", "many"], "queue_limit"),
         (["--decoder", "http://d0:1", "--log-level", "loud"], "debug, info"),
         (["--decoder", "http://d0:1", "--ready-file", "/no/such/file"], "there is no folder"),
-        (["--decoder", "http://127.0.0.1:1", "--host", "192.0.2.1"], "cannot listen"),
+        (["--decoder", "http://127.0.0.1:1", "--host", "192.0.2.1"], "cannot listen at 192.0.2.1:"),
         (["--decoder", "http://d0:1", "--host", "bad host"], "host: takes an IP address or a host's name"),
         (["--decoder", "http://d0:1", "--retention-ttl-s", "60"], "retention_ttl_s: means nothing unless"),
         (["--decoder", "http://d0:1", "--prefiller", "http://d0:1/"], "given twice"),

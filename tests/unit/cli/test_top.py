@@ -110,6 +110,12 @@ def test_seven_turns_of_which_one_waited_are_no_49_5_s() -> None:
     assert any("since the router's start" in line for line in lines)
 
 
+def test_turns_that_never_waited_waited_0_ms() -> None:
+    told = series(**{"0.005": 3, "+Inf": 3})
+    told["conserve_ttft_seconds_sum", frozenset({("tier", "slow"), ("kind", "first")})] = 0.0
+    assert any("  0 ms " in f"{line} " for line in screen(view(Look(3.0, fleet(), {}, told))))
+
+
 def test_a_young_routers_times_are_no_longer_than_what_it_summed_up() -> None:
     told = series(**{"2.5": 0, "5": 1, "+Inf": 1})
     told["conserve_ttft_seconds_sum", frozenset({("tier", "slow"), ("kind", "first")})] = 2.6
@@ -266,6 +272,14 @@ def test_a_pipe_gets_each_look_when_it_is_taken_and_may_be_closed(router: str) -
         process.stdout.close()
         assert process.wait(30) == 0
         assert process.stderr.read() == ""
+
+
+def test_without_workers_there_is_no_empty_table() -> None:
+    nobody = fleet() | {"workers": []}
+    lines = screen(view(Look(0.0, nobody, {}, series(**{"+Inf": 4}))))
+    assert "no worker has joined" in lines
+    assert not [line for line in lines if line.startswith("worker ")]
+    assert "away: d1: connection refused" in lines
 
 
 def test_where_nothing_listens_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,8 @@ def test_the_command_prints_numbers_that_a_program_can_read(capsys: pytest.Captu
 def test_the_command_names_a_wrong_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sim", "--policy", "strict,guess"]) == 2
     assert "policy is 'guess'" in capsys.readouterr().err
+    assert main(["sim", "--policy", "strict,folow-kv@both"]) == 2
+    assert capsys.readouterr().err.endswith("; did you mean follow-kv?\n")
     assert main(["sim", "--policy", "strict,ampd(luck)"]) == 2
     assert "rule = luck is out of range" in capsys.readouterr().err
     assert main(["sim", "--policy", "strict@bot"]) == 2
@@ -204,3 +207,16 @@ def test_one_table_calls_a_policy_by_one_name(capsys: pytest.CaptureFixture[str]
     assert words_alone.count("ampd(") == words_alone.count(full)
     assert "One seed has no spread" in shown
     assert not [line for line in shown.splitlines() if line != line.rstrip()], "no line ends in spaces"
+
+
+def test_traces_and_repeats_are_called_as_in_the_comparison_on_engines(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["sim", "--policy", "strict", "--conversations", "3", "--traces", str(tmp_path)]
+    assert main([*words, "--trace", "synthetic:swe-agent", "--rounds", "2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "swe-agent (generated, not recorded), 0.3/s, 3 conversations, 2 seeds" in shown
+    assert main([*words, "--trace", "swe-agent"]) == 2
+    assert f"cannot read the trace {tmp_path}" in capsys.readouterr().err
+    assert main([*words, "--trace", "synthetic:swe-agnt"]) == 2
+    assert capsys.readouterr().err.endswith("; did you mean swe-agent?\n")

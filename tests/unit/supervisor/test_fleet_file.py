@@ -85,7 +85,7 @@ TIER = '[[tier]]\nrole = "decoder"\n'
         ('model = "m"\n[[tier]]', "tier[0].role", "one of prefiller, decoder, both"),
         ('model = "m"\n[[tier]]\nrole = "prefiller"', "tier", 'role = "decoder"'),
         ('model = "m"\nmodle = "n"\n' + TIER, "modle", "there is no such key; known: tier, model"),
-        ('model = "m"\n' + TIER + 'modle = "n"', "tier[0].modle", "there is no such key"),
+        ('model = "m"\n' + TIER + 'modle = "n"', "tier[0].modle", "; did you mean model?"),
         ('model = "m"\nconnector = "lmcache"\n' + TIER, "connector", "one of nixl, mooncake, example, none"),
         ('model = "m"\nconnector = "example"\n' + TIER, "handoff_folder", "a folder that every worker sees"),
         ('model = "m"\n[connector.nixl]\n' + TIER, "connector.nixl", "a new name"),
@@ -140,7 +140,7 @@ TIER = '[[tier]]\nrole = "decoder"\n'
         ('model = "m"\n' + TIER + 'name = "a,b"', "tier[0].name", "letters, digits"),
         ('model = "m"\n' + TIER + 'preset = "b200"', "tier[0].preset", "one of cpu, a40"),
         ('model = "m"\n' + TIER + 'preset = "a40"', "tier[0].gpus", "a list of GPU indices"),
-        ('model = "m"\n' + TIER + "gpus = [0]", "tier[0].gpus", "no GPUs with preset"),
+        ('model = "m"\n' + TIER + "gpus = [0]", "tier[0].gpus", "name the GPU's: a40, l40s"),
         ('model = "m"\n' + TIER + 'preset = "a40"\ngpus = [0, 0]', "tier[0].gpus", "each GPU once"),
         (
             'model = "m"\n' + TIER + 'preset = "a40"\ngpus = [0, 1, 2]\ncount = 2',

@@ -191,7 +191,7 @@ def test_ports_that_the_system_chooses_differ() -> None:
             "port 8100 of p0 is p0's already (first_port)",
         ),
         ("first_port = 65534\n" + GOOD, "first_port", "d1 would get port 65536"),
-        (GOOD + "low_watermrk = 1", "router.low_watermrk", "there is no such setting"),
+        (GOOD + "low_watermrk = 1", "router.low_watermrk", "no such setting; did you mean low_watermark?"),
         (GOOD.replace("0.7", "1.7"), "router.low_watermark", "less than or equal to 1"),
         (GOOD + 'retention = "pin"', "router.retention", "decided by the rest of the file"),
         (GOOD + 'decoders = "http://x"', "router.decoders", "decided by the rest of the file"),

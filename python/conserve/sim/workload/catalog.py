@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from .record import Conversation
 
-__all__ = ["WORKLOADS", "Source", "conversations", "traces_dir"]
+__all__ = ["SYNTHETIC", "WORKLOADS", "Source", "conversations", "traces_dir"]
 
+SYNTHETIC: Final = "synthetic:"
+"""Before a workload's name: generated, though recorded traces are at hand."""
 TRACES_VARIABLE: Final = "CONSERVE_TRACES"
 _PICK_STREAM: Final = 0x91C4
 
