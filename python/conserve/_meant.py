@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["meant"]
 
 
-def meant(word: object, known: Iterable[str]) -> str:
-    """`; did you mean NAME?`, to be put behind a refusal; empty where no known word is near."""
-    near = get_close_matches(word, list(known), n=1) if isinstance(word, str) else []
+def meant(word: object, known: Iterable[str], *, least: float = 0.6) -> str:
+    """`; did you mean NAME?`, to be put behind a refusal; empty where no known word is as like as `least`, of 1."""
+    near = get_close_matches(word, list(known), n=1, cutoff=least) if isinstance(word, str) else []
     return f"; did you mean {near[0]}?" if near else ""

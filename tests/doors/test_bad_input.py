@@ -267,5 +267,9 @@ async def test_unknown_routes_and_methods_answer_error_objects(cluster: StartClu
     async with cluster(decoders=1) as c:
         missing = await c.get("/v1/embeddings")
         assert (missing.status, missing.code) == (404, "not_found")
+        assert "did you mean" not in missing.json["error"]["message"]
+        for path in ("/chat/completions", "/v1/v1/chat/completions"):
+            message = (await c.post(chat_body("hi"), path=path)).json["error"]["message"]
+            assert message == f"there is no route POST {path}; did you mean /v1/chat/completions?"
         method = await c.get("/v1/chat/completions")
         assert (method.status, method.code, method.headers["allow"]) == (405, "method_not_allowed", "POST")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
+from conserve._meant import meant
 from conserve.errors import ConfigError
 from conserve.sim.paper.blocks import as_html, as_markdown
 from conserve.sim.paper.folder import holding
@@ -36,8 +37,14 @@ def paper(
         ),
     ] = None,
     small: Annotated[bool, typer.Option("--small", help="Fewer seeds, traces and conversations.")] = False,
-    part: Annotated[list[str] | None, typer.Option(help=f"Only this: {', '.join(PARTS)}.")] = None,
-    trace: Annotated[list[str] | None, typer.Option(help="Only this in full mode; all by default.")] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PART", help=f"Only this: {', '.join(PARTS)}; may be repeated."),
+    ] = None,
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this in full mode; may be repeated; all by default."),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each setting.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="At once; by default one for each core.")
@@ -66,7 +73,7 @@ def paper(
     except (ConfigError, KeyboardInterrupt) as error:
         stopped = isinstance(error, KeyboardInterrupt)
         says = "interrupted; the same command goes on from here" if stopped else str(error)
-        console.print(f"conserve sim paper: {says}", markup=False, highlight=False)
+        console.print(f"conserve sim paper: {says}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_INTERRUPTED if stopped else _MISUSED) from None
     for row in results.get("claims", ()):
         if row["id"].startswith("headline/"):
@@ -94,10 +101,14 @@ def _plan(
 ) -> Plan:
     unknown = set(part or ()) - set(PARTS)
     if unknown:
-        raise ConfigError(f"part is {min(unknown)!r}; choose from {', '.join(PARTS)}")
+        raise ConfigError(
+            f"part is {min(unknown)!r}; choose from {', '.join(PARTS)}{meant(min(unknown), PARTS)}"
+        )
     strange = set(trace or ()) - set(WORKLOADS)
     if strange:
-        raise ConfigError(f"trace is {min(strange)!r}; choose from {', '.join(WORKLOADS)}")
+        raise ConfigError(
+            f"trace is {min(strange)!r}; choose from {', '.join(WORKLOADS)}{meant(min(strange), WORKLOADS)}"
+        )
     if traces is not None:
         # The worker processes inherit it.
         os.environ["CONSERVE_TRACES"] = str(traces)

@@ -42,7 +42,7 @@ def _bench() -> None:
     """Measure on your own engines."""
 
 
-@app.command()
+@app.command(short_help="Compare policies on real engines.")
 def live(
     policies: Annotated[
         str,

@@ -28,6 +28,8 @@ _logger = logging.getLogger(__name__)
 _REPEATED: Final = ("policy_option",)
 # In a terminal nobody follows a link.
 _LINK: Final = re.compile(r"\[[^\]]+\]\(\.\./([^)]+)\)")
+# What the native door says behind the reason.
+_OF_RUST: Final = re.compile(r" \(os error \d+\)$")
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -59,7 +61,7 @@ def _run(*, log_level: str, ready_file: Path | None, **given: object) -> None:
         try:
             serve_door(settings, ready_file=ready_file, energy=Sampler.of)
         except OSError as error:
-            why = error.strerror or str(error)
+            why = _OF_RUST.sub("", error.strerror or str(error))
             _end(f"cannot listen at {settings.host}:{settings.port}: {why}; see --host and --port")
     except ConfigError as error:
         _end(str(error))
@@ -97,9 +99,10 @@ def _options() -> dict[str, Any]:
             metavar = "<float>" if float in kinds else "<int>" if int in kinds else "<str>"
             if get_origin(field.annotation) is Literal:
                 metavar = f"[{'|'.join(get_args(field.annotation))}]"
+            shown = text if default is None else f"{text} [default: {default}]"
             option = typer.Option(
                 f"--{name.replace('_', '-')}",
-                help=f"{text} [default: {default}]",
+                help=shown,
                 metavar=metavar,
                 show_default=False,
             )

@@ -1,4 +1,4 @@
-"""Compare policies in the simulator: the same conversations, arrivals and GPUs for each."""
+"""Compare policies in the simulator."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MISUSED = 2
 _ONE_SEED: Final = "One seed has no spread: what differs here may be chance. --seeds 5 or more gives each change its interval."
 
 app = typer.Typer(invoke_without_command=True)
-app.command()(paper)
+app.command(short_help="Reproduce the paper, with a verdict on each claim.")(paper)
 
 
 @app.callback()

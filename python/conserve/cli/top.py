@@ -1,4 +1,4 @@
-"""Watch a router: occupancy, pins, queue, times and energy of each worker and tier."""
+"""Watch a router and its workers at work."""
 
 from __future__ import annotations
 

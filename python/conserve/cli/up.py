@@ -1,4 +1,4 @@
-"""Start the workers of a fleet file and serve in front of them."""
+"""Start a fleet file's workers and serve in front of them."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from conserve.demo.cluster import router_ready
 from conserve.demo.errors import DemoError
 from conserve.demo.facts import all_joined
 from conserve.errors import ConfigError
+from conserve.settings import WorkerAt
 from conserve.sim.contender import Contender
 from conserve.supervisor import Fleet, ProcessSpec
 from conserve.supervisor.fleet_file import FleetFile, Role, Tier
@@ -221,7 +222,11 @@ def from_file(path: Path) -> Engines:
 def from_urls(
     prefillers: Sequence[str], decoders: Sequence[str], both: Sequence[str], *, connector: str
 ) -> Engines:
-    """Workers that run already, each written as `conserve serve` takes it."""
+    """Workers that run already, each written as `conserve serve` takes it.
+
+    Raises:
+        ConfigError: one is written otherwise, or there are none.
+    """
     workers, words = [], []
     for role, letter, said_all in (
         ("prefiller", "p", prefillers),
@@ -231,12 +236,13 @@ def from_urls(
         if said_all:
             words.append(f"{len(said_all)} both" if role == "both" else counted(len(said_all), role))
         for place, said in enumerate(said_all):
-            url, *parts = said.split(",")
-            names = [part.removeprefix("name=") for part in parts if part.startswith("name=")]
-            tiers = [part.removeprefix("tier=") for part in parts if part.startswith("tier=")]
-            name = names[0] if names else f"{letter}{place}"
-            shown = said if names else f"{said},name={name}"
-            workers.append(Worker(name, url.rstrip("/"), role, shown, kind="".join(tiers)))  # type: ignore[arg-type]
+            try:
+                at = WorkerAt.parse(said)
+            except ValueError as error:
+                raise ConfigError(f"{role}: {error}") from None
+            name = at.name or f"{letter}{place}"
+            shown = said if at.name else f"{said},name={name}"
+            workers.append(Worker(name, at.url, role, shown, kind=at.tier or ""))  # type: ignore[arg-type]
     if not workers:
         raise ConfigError(f"no workers: give --workers {TINY}, --fleet FILE, or the URLs of running ones")
     return Engines(

@@ -7,7 +7,9 @@ import logging
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
+from conserve._meant import meant
 from conserve.settings import Settings
 
 from . import errors
@@ -32,7 +34,9 @@ def app_of(door: Door) -> FastAPI:
     """The app that serves `door`."""
     app = FastAPI(title="ConServe", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.door = door
-    app.include_router(routes_of(door))
+    routes = routes_of(door)
+    app.include_router(routes)
+    app.state.paths = [route.path for route in routes.routes if isinstance(route, Route)]
     app.add_middleware(ShortWay, door=door)
     app.add_exception_handler(HTTPException, _no_such_route)
     app.add_exception_handler(RequestValidationError, _bad_query)
@@ -46,7 +50,9 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path[:200]}"
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        return errors.refusal(f"there is no route {where}", code="not_found", status=404)
+        # A base URL without /v1, most likely.
+        near = meant(request.url.path[:200], request.app.state.paths, least=0.8)
+        return errors.refusal(f"there is no route {where}{near}", code="not_found", status=404)
     if error.status_code == 405:
         allowed = headers.get("Allow", headers.get("allow", ""))
         text = f"{where}: the method is not allowed here; allowed: {allowed}"

@@ -125,6 +125,8 @@ def test_policies_that_need_prefillers_are_refused_where_there_are_none() -> Non
     useless.check(["follow-kv@both"])
     with pytest.raises(ConfigError, match="policy follow-kv needs a decoder"):
         useless.check(["follow-kv"])
+    with pytest.raises(ConfigError, match="decoder: 'd0:8000' is not a worker's URL"):
+        from_urls([], ["d0:8000"], [], connector="nixl")
     with pytest.raises(ConfigError, match="tiny:1p2d"):
         tiny("tiny:0p2d")
 
