@@ -251,13 +251,15 @@ impl Engine {
     /// next turn of the same conversation, which now needs less; one that may evict the conversation
     /// now that it is idle; the last one that leaves a draining decoder.
     /// They look at where the conversation is, which need not be where the turn was. Where the turn was, nothing may run any
-    /// more: then what is idle there may be evicted, whatever is computed again.
+    /// more: then what is idle there may be evicted, whatever is computed again. What it computed counts for that everywhere.
     fn may_help(&self, after: State, was_on: WorkerId) -> bool {
         let evicts = self.config.evict_idle;
         let home = after.decoder.filter(|_| after.in_flight > 0 || evicts);
         let left = Some(was_on).filter(|left| evicts && home != Some(*left));
         let waited_for = |id: &WorkerId| self.fleet.worker(*id).occupancy.somebody_waits();
-        home.iter().chain(&left).any(waited_for)
+        // Whoever waits does not wait for a lost one, so nobody is flagged there.
+        let lost = || evicts && self.fleet.worker(was_on).is_lost();
+        home.iter().chain(&left).any(waited_for) || lost()
     }
 
     /// Turns the reservation into blocks of the conversation. Alone in flight, the turn knows what
@@ -347,14 +349,16 @@ impl Engine {
         }
         let never_pinned = !grant.conversation.was_pinned();
         let (brings, lost) = (!grant.handed_over, why == FailReason::DecoderLost);
-        // What its conversation had at home before is there still.
+        // What its conversation had at home before is there still, and may be found again there by a turn beside this one.
         let lent = grant.lent.min(grant.reserved);
         let step = |state: State| -> Result<State, std::convert::Infallible> {
             let brings = brings && state.phase == ConversationPhase::Placing;
-            Ok(if !state.is_on(grant.decoder) || !(brings || lost) {
+            Ok(if !state.is_on(grant.decoder) {
                 state.leave()
-            } else if brings && !lost && lent > Blocks::ZERO {
-                state.settle(lent)
+            } else if !lost && lent > Blocks::ZERO {
+                state.settle(state.blocks.max(lent))
+            } else if !(brings || lost) {
+                state.leave()
             } else if brings && never_pinned && state.in_flight == 1 {
                 state.close().map_or(state, State::leave)
             } else {
@@ -375,7 +379,7 @@ impl Engine {
         let had = if after.is_on(grant.decoder) {
             Blocks::ZERO
         } else {
-            freed.plus(if brings { lent } else { Blocks::ZERO })
+            freed.plus(lent)
         };
         let kept_until = self
             .kept_until(grant.conversation.last_used(), now)

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::support::*;
-use crate::config::Config;
+use crate::config::{Config, PolicyKind};
 use crate::conversation::ConversationPhase;
 use crate::error::Rejected;
-use crate::router::{Begin, FailReason, Router, TurnRequest, Usage};
+use crate::router::{Begin, FailReason, LostReason, Router, TurnRequest, Usage};
 use crate::units::Tokens;
 
 /// One decoder of 100 blocks, 80 for newcomers.
@@ -80,6 +80,26 @@ fn newcomers_are_served_when_the_last_turn_ends_though_its_conversation_leaves_w
     let newcomer = wait(&router, 3, 30);
     running.fail(FailReason::DecoderLost, at(2));
     finish(granted(&newcomer).expect("nothing runs that could suffer"));
+}
+
+#[test]
+fn newcomers_are_served_when_a_turn_ends_on_a_lost_decoder_and_less_is_computed_again() {
+    let config = Config {
+        policy: PolicyKind::Strict.into(),
+        ..Config::default()
+    };
+    let router = fleet(config, 0, &[200, 100]);
+    thrash(&router);
+    let long = ask(&router, 1, 140).expect("150 of 160");
+    run(&router, 2, 60);
+    let running = ask(&router, 4, 10).expect("70 of 80");
+    let lost = long.route().decoder.id;
+    assert_ne!(running.route().decoder.id, lost);
+    router.lose(lost, LostReason::Asked, at(2));
+    let newcomer = wait(&router, 3, 30);
+    finish(long);
+    assert!(router.snapshot(at(2)).recomputed_share < Some(0.1));
+    finish(granted(&newcomer).expect("idle ones may be evicted"));
 }
 
 #[test]

@@ -234,7 +234,8 @@ impl Pair {
                     .get_mut(&id)
                     .expect("picked")
                     .prefilled(Tokens(prompt), now);
-                self.naively(|naive, oracle| naive.prefilled(id, prompt, oracle));
+                let again = self.again();
+                self.naively(|naive, oracle| naive.prefilled(id, prompt, again, oracle));
             }
             Step::HandOver { turn } => {
                 let Some(id) = self.turn(turn) else { return };

@@ -595,7 +595,9 @@ impl Naive {
         (it.phase, it.decoder, it.blocks) = (Phase::Closed, None, 0);
     }
 
-    pub(super) fn prefilled(&mut self, id: usize, prompt: u32, oracle: Oracle) {
+    /// `again`: the share once the prompt is counted.
+    pub(super) fn prefilled(&mut self, id: usize, prompt: u32, again: f64, oracle: Oracle) {
+        self.again = again;
         let turn = self.turns.get_mut(&id).expect("a running turn");
         turn.queued = 0;
         // The queue was served before the booking is made to fit.

@@ -295,6 +295,28 @@ fn what_home_keeps_of_a_closed_conversation_is_booked_when_its_prompt_fails_else
     assert_eq!(booked(&router, 1), 0);
 }
 
+#[test]
+fn what_home_holds_is_held_again_when_a_prompt_fails_elsewhere_whoever_ended_meanwhile() {
+    for retention in [None, Some(Duration::from_secs(TTL))] {
+        let config = Config {
+            policy: PolicyKind::Disaggregated.into(),
+            retention,
+            ..pinning()
+        };
+        let router = fleet(config, 1, &[20]);
+        let first = begin(&router, 1, 160, at(1)).expect("there is room");
+        let beside = begin(&router, 1, 16, at(1)).expect("beside the first");
+        first.finish(Usage::default(), at(2));
+        let elsewhere = begin(&router, 1, 96, at(3)).expect("10 are lent");
+        assert!(elsewhere.route().handoff);
+        beside.finish(Usage::default(), at(4));
+        elsewhere.fail(FailReason::ClientGone, at(5));
+        let held = router.conversation(key(1)).expect("open").blocks;
+        assert_eq!((held.get(), booked(&router, 1)), (10, 10));
+        router.check().expect("the accounting identity");
+    }
+}
+
 /// What may happen to a conversation.
 #[derive(Debug, Clone)]
 enum Happening {
