@@ -2,6 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use super::convert::{block_size, blocks, literal, optional, tokens};
@@ -220,11 +221,29 @@ impl PyWorker {
 }
 
 /// Any of the three, as an argument.
-#[derive(FromPyObject)]
 pub(super) enum AnyWorker<'py> {
     Prefiller(Bound<'py, PyPrefiller>),
     Decoder(Bound<'py, PyDecoder>),
     Worker(Bound<'py, PyWorker>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for AnyWorker<'py> {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(worker) = given.cast::<PyDecoder>() {
+            Ok(Self::Decoder(worker.to_owned()))
+        } else if let Ok(worker) = given.cast::<PyPrefiller>() {
+            Ok(Self::Prefiller(worker.to_owned()))
+        } else if let Ok(worker) = given.cast::<PyWorker>() {
+            Ok(Self::Worker(worker.to_owned()))
+        } else {
+            let given = given.repr()?;
+            Err(PyTypeError::new_err(format!(
+                "a worker is Decoder(url), Prefiller(url) or Worker(url), not {given}"
+            )))
+        }
+    }
 }
 
 impl AnyWorker<'_> {

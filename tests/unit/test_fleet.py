@@ -34,6 +34,14 @@ def test_repr_can_be_typed_back(worker: Prefiller | Decoder | Worker) -> None:
     assert eval(repr(worker)) == worker
 
 
+def test_a_url_alone_is_no_worker_and_hears_what_is() -> None:
+    said = r"a worker is Decoder\(url\), Prefiller\(url\) or Worker\(url\), not 'http://d0:8000'"
+    with pytest.raises(TypeError, match=said):
+        Router(decoders=["http://d0:8000"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=said):
+        Router().join("http://d0:8000")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("build", "key"),
     [

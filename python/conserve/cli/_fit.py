@@ -1,7 +1,4 @@
-"""Tables no wider than a terminal: columns that do not fit go to a further table. And how wide that is.
-
-Promises: no line that is printed through `Trimmed` ends in spaces.
-"""
+"""Tables no wider than a terminal: columns that do not fit go to a further table. And how wide that is."""
 
 from __future__ import annotations
 
@@ -12,13 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console
 from rich.measure import Measurement
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "Trimmed", "console", "fitted"]
+__all__ = ["Column", "console", "fitted"]
 
 _UNBOUNDED: Final = Console(width=10_000)
 
@@ -27,36 +23,6 @@ def console(*, piped_columns: int) -> Console:
     """Where to print: as wide as the terminal is or COLUMNS says; without both, as in a pipe, so many columns."""
     told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Console() if told else Console(width=piped_columns)
-
-
-class Trimmed:
-    """Lines without the spaces that fill a table up to its width; of `height` lines at most, the last one then says how many more there are."""
-
-    def __init__(self, *parts: RenderableType, height: int | None = None) -> None:
-        """What is printed, one below the other."""
-        self._whole = Group(*parts)
-        self._height = height
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines."""
-        lines = console.render_lines(self._whole, options.update(height=None), pad=False)
-        height = len(lines) if self._height is None else self._height
-        is_cut = len(lines) > height
-        for line in lines[: height - 1] if is_cut else lines:
-            yield from _trimmed(line)
-            yield Segment.line()
-        if is_cut:
-            yield Text(f"{len(lines) - height + 1} more lines: a taller terminal, or --once", "bold")
-
-
-def _trimmed(line: list[Segment]) -> list[Segment]:
-    kept = list(line)
-    while kept and not kept[-1].control:
-        last = kept.pop()
-        if text := last.text.rstrip():
-            kept.append(Segment(text, last.style))
-            break
-    return kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from conserve._trimmed import Trimmed
 from conserve.sim.contender import all_both
 
-from ._fit import Column, Trimmed, fitted
+from ._fit import Column, fitted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,8 +10,9 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from conserve._counted import counted
+from conserve._trimmed import Trimmed
 
-from ._fit import Column, Trimmed, fitted
+from ._fit import Column, fitted
 from ._top_look import Bounds, TierRow, View, WorkerRow
 
 __all__ = ["tables"]

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from conserve._counted import counted
 from conserve._meant import meant
+from conserve._trimmed import Trimmed
 from conserve.errors import ConfigError
 from conserve.sim.compare import (
     MAX_CONVERSATIONS,
@@ -32,7 +33,7 @@ from conserve.sim.split import PARTS
 from conserve.sim.stats import Interval
 from conserve.sim.workload import SYNTHETIC, WORKLOADS, traces_dir
 
-from ._fit import Column, Trimmed, console, fitted
+from ._fit import Column, console, fitted
 from ._sim_paper import paper
 
 __all__ = ["app"]

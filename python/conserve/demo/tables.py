@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conserve._counted import counted
+from conserve._trimmed import Trimmed
 
 from .report import Report, placements
 
@@ -17,8 +18,7 @@ _PATH_CHARS = 32
 
 def show(report: Report, console: Console) -> None:
     """Print the conversations, the fleet, and the verdict of `--check`."""
-    console.print(conversations_table(report, width=console.width))
-    console.print(workers_table(report))
+    console.print(Trimmed(conversations_table(report, width=console.width), workers_table(report)))
     console.print(_summary(report), highlight=False)
     for problem in report.problems:
         console.print(Text(f"✗ {problem}", style="bold red"))

@@ -62,6 +62,9 @@ def test_success_prints_the_tables_and_writes_the_file(
     assert "task-1" in result.output
     assert "2 conversations, 4 turns, 2 KV handoffs, 0 relocations in 2 s" in result.output
     assert "every text equal to a" in result.output
+    assert not [line for line in result.output.splitlines() if line != line.rstrip()], (
+        "no line ends in spaces"
+    )
     assert json.loads(path.read_text())["conversations"][1]["id"] == "task-2"
     assert (options_seen[0].tenants, options_seen[0].headers, options_seen[0].check) == (2, False, True)
 
