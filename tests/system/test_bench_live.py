@@ -80,11 +80,20 @@ def interrupt(bench: int) -> None:
     os.kill(bench, signal.SIGINT)
 
 
+def terminate(bench: int) -> None:
+    """As `timeout` does."""
+    os.kill(bench, signal.SIGTERM)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("mishap", "status", "said"),
-    [(kill_a_worker, 1, "w1 ended with status -9 in the middle"), (interrupt, 130, "interrupted")],
+    [
+        (kill_a_worker, 1, "w1 ended with status -9 in the middle"),
+        (interrupt, 130, "interrupted"),
+        (terminate, 130, "interrupted"),
+    ],
 )
 @pytest.mark.timeout(300)
 def test_what_every_policy_had_is_kept_when_it_ends_early(

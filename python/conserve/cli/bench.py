@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +17,7 @@ from rich.console import Console
 from conserve._counted import counted
 from conserve.errors import ConfigError
 from conserve.live import LiveError, LivePlan
-from conserve.live.compare import compare_live, compared, whole_rounds
+from conserve.live.compare import Comparison, compare_live, compared, whole_rounds
 from conserve.live.engines import TINY, Engines, from_file, from_urls, tiny
 from conserve.live.report import as_data
 from conserve.live.run import Round
@@ -26,6 +27,9 @@ from conserve.sim.workload import WORKLOADS, traces_dir
 
 from ._fit import console
 from ._live_table import show
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 __all__ = ["app"]
 
@@ -96,7 +100,7 @@ def live(
 
     Whatever ends it early, the rounds that every policy had are printed and written.
 
-    Exit status: 0; 1 the engines could not be measured to the end; 2 an option is wrong; 130 interrupted.
+    Exit status: 0; 1 the engines could not be measured to the end; 2 an option is wrong; 130 by Ctrl-C or SIGTERM.
     """
     out = console(piped_columns=_LOG_COLUMNS)
     errors = Console(stderr=True, soft_wrap=True)
@@ -128,8 +132,8 @@ def live(
             plan, engines, log_dir=logs, rounds=ran, calibrate=calibrate, chunk_tokens=chunk_tokens, tell=tell
         )
         try:
-            result = asyncio.run(work)
-        except (LiveError, KeyboardInterrupt) as error:
+            result = asyncio.run(_until_sigterm(work))
+        except (LiveError, KeyboardInterrupt, asyncio.CancelledError) as error:
             stopped = str(error) or "interrupted"
             status = _FAILED if isinstance(error, LiveError) else _INTERRUPTED
             tell(f"conserve bench live: {stopped}")
@@ -151,6 +155,17 @@ def live(
     show(replace(plan, rounds=whole), engines, result, out)
     if status:
         raise typer.Exit(status)
+
+
+async def _until_sigterm(work: Coroutine[None, None, Comparison]) -> Comparison:
+    """SIGTERM cancels the work as Ctrl-C does."""
+    doing = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, doing.cancel)
+    try:
+        return await doing
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def _engines(

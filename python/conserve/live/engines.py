@@ -55,8 +55,11 @@ _PATIENCE: Final[Mapping[str, str]] = {
     "CONSERVE_PROBE_TIMEOUT_S": "20",
 }
 _OF_PREFILLERS: Final = ("bootstrap=", "engine_id=", "prefill_backlog_tokens=")
-# Each door has a policy of its own.
-_OF_POLICY: Final = ("CONSERVE_POLICY", "CONSERVE_POLICY_OPTION")
+# Each door has a policy of its own, and is ours alone: it serves nobody else, and is asked without a key.
+_OF_USERS_DOOR: Final = frozenset(
+    f"CONSERVE_{key}"
+    for key in ("POLICY", "POLICY_OPTION", "TLS_CERT", "TLS_KEY", "CONTROL_KEY", "CONVERSATION_HEADERS")
+)
 # Of the tiny engine, and of vLLM.
 _CHUNK_FLAGS: Final = ("--chunk-tokens", "--max-num-batched-tokens")
 _PYTHON: Final = (sys.executable, "-P", "-m")
@@ -133,8 +136,8 @@ class Engines:
                 )
 
     @contextlib.asynccontextmanager
-    async def started(self, log_dir: Path) -> AsyncIterator[Fleet]:
-        """The workers, up and ready.
+    async def started(self, log_dir: Path, *, tell: Callable[[str], None]) -> AsyncIterator[Fleet]:
+        """The workers, up and ready. vLLM takes minutes for it, so `tell` hears of each.
 
         Raises:
             ConfigError: somebody else has one of their ports.
@@ -142,7 +145,12 @@ class Engines:
         self.must_be_free()
         async with Fleet(log_dir=log_dir, grace_s=15.0) as fleet:
             if self.specs:
-                await fleet.start(self.specs, timeout_s=self.start_timeout_s)
+                tell(f"starting {counted(len(self.specs), 'worker')}; logs in {log_dir}")
+                await fleet.start(
+                    self.specs,
+                    timeout_s=self.start_timeout_s,
+                    on_ready=lambda process: tell(f"{process.name} serves {process.url}"),
+                )
             yield fleet
 
     @contextlib.asynccontextmanager
@@ -279,7 +287,7 @@ def _planned(file: FleetFile, *, words: str) -> Engines:
             for each, tier, text in zip(laid.workers, tiers, said, strict=True)
         ),
         connector=tuple(connector),
-        router_env={key: value for key, value in laid.router.env.items() if key not in _OF_POLICY},
+        router_env={key: value for key, value in laid.router.env.items() if key not in _OF_USERS_DOOR},
         specs=tuple(each.spec for each in laid.workers),
         start_timeout_s=file.start_timeout_s,
         idle_timeout_s=_IDLE_S + (file.retention_ttl_s if file.retention == "pin" else 0),

@@ -32,7 +32,12 @@ def as_data(
 
 def _data(plan: LivePlan, engines: Engines, result: Comparison, stopped: str | None) -> dict[str, object]:
     return {
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            # Over 1, 5 and 15 minutes before the end; the engines' own work is in it.
+            "load": os.getloadavg(),
+        },
         "engines": engines.words,
         "stopped": stopped,
         "plan": {**dataclasses.asdict(plan), "traces": None if plan.traces is None else str(plan.traces)},

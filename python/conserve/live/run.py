@@ -81,7 +81,7 @@ async def run_live(
     engines.check(plan.policies)
     plan.check_trace()
     try:
-        async with session() as http, engines.started(log_dir) as fleet:
+        async with session() as http, engines.started(log_dir, tell=tell) as fleet:
             await unless_ended(fleet, _all(plan, engines, http, log_dir, rounds, tell, then))
     except LiveError as error:
         raise LiveError(f"{error}\nThe logs of all processes are in {log_dir}") from error

@@ -157,12 +157,15 @@ def test_a_worker_is_told_to_the_door_by_what_it_does_under_the_policy() -> None
     assert prefiller.option("collocated")[0] == decoder.option("collocated")[0] == "--both"
 
 
-def test_a_door_takes_nothing_of_the_policy_in_the_fleet_file(tmp_path: Path) -> None:
+def test_a_door_takes_nothing_of_the_policy_in_the_fleet_file_nor_what_keeps_others_out(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(
         'model = "m"\nconnector = "none"\nfirst_port = 0\n[[tier]]\nrole = "both"\nengine = "tiny"\n'
         '[router]\nqueue_limit = 9\npolicy = "follow-kv"\npolicy_option = ["roles=auto"]\n'
+        f'control_key = "{"s" * 32}"\nconversation_headers = ["x-task"]\n'
     )
     told = from_file(file).router_env
     assert told["CONSERVE_QUEUE_LIMIT"] == "9"
-    assert not [key for key in told if "POLICY" in key]
+    assert not [key for key in told if "POLICY" in key or "CONTROL" in key or "HEADERS" in key]
