@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from conserve._counted import counted
 from conserve._trimmed import Trimmed
 from conserve.sim.contender import all_both
 
@@ -31,6 +32,8 @@ def show(plan: LivePlan, engines: Engines, told: Comparison, console: Console) -
     _print(_measured(plan, engines, told, console.width), console)
     if len(plan.policies) > 1:
         _print(_paired(plan, told, console.width), console)
+    for line in _overloaded(plan, told):
+        console.print(line, markup=False, highlight=False)
     if lone := _lone(plan, told):
         console.print(lone, markup=False, highlight=False)
     if all(math.isnan(one.tokens_per_j.mean) for one in told.outcomes):
@@ -80,6 +83,16 @@ def _paired(plan: LivePlan, told: Comparison, width: int) -> list[Table]:
         width=width,
         title=f"Against {plan.policies[0]}, paired over rounds",
     )
+
+
+def _overloaded(plan: LivePlan, told: Comparison) -> list[str]:
+    """What to say where rounds have no percentile, though nothing failed."""
+    return [
+        f"{one.policy}: the backlog grew in {one.unstable} of {counted(plan.rounds, 'round')}, more came than was served; "
+        f"compare below {plan.rate_per_s:g}/s."
+        for one in told.outcomes
+        if one.unstable and not one.failed
+    ]
 
 
 def _lone(plan: LivePlan, told: Comparison) -> str | None:

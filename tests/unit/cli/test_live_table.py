@@ -112,3 +112,17 @@ def test_where_there_is_no_spread_it_is_said_and_what_to_do() -> None:
     assert not any(
         "chance" in line for line in printed(PLAN, engines, outcome("strict"), outcome("follow-kv"))
     )
+
+
+def test_a_backlog_that_grew_is_no_riddle() -> None:
+    def lines(*, unstable: int = 0, failed: int = 0) -> list[str]:
+        other = dataclasses.replace(outcome("follow-kv"), unstable=unstable, failed=failed)
+        return [
+            line for line in printed(PLAN, tiny("tiny:1p2d"), outcome("strict"), other) if "backlog" in line
+        ]
+
+    assert lines(unstable=2) == [
+        "follow-kv: the backlog grew in 2 of 3 rounds, more came than was served; compare below 0.25/s."
+    ]
+    assert lines(unstable=2, failed=3) == [], "failures are named one by one"
+    assert lines() == []
