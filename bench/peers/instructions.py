@@ -27,11 +27,13 @@ import bodies
 import doors
 import run
 
+# Code inside of it is somebody's who has the instructions of the processor: whose, only its caller's name says.
+VECTORIZED = "*vectorize*"
 COUNTED = {"1KB": 300, "64KB": 200, "512KB": 60, "paced": 40}
 SECONDS = 2
 # The first that a function's name matches.
 GROUPS = {
-    "UTF-8 check": r"simdutf8|core::str::converts",
+    "UTF-8 check": r"simdutf8|dispatch::utf8|core::str::converts",
     "JSON scan": r"conserve::dispatch::(json|peek|arrival|answer)|pulp::",
     "routing core": r"conserve::(?!proxy)",
     "copies": r"mem(cpy|move|set|cmp)|bcmp",
@@ -89,6 +91,7 @@ def counted(rig: Rig, door: str, case: str) -> tuple[float, Counter[str]]:
     """Instructions for each turn or chunk: all, and by function."""
     told = rig.folder / f"callgrind-{case}"
     valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={told}"]
+    valgrind += [f"--separate-callers1={VECTORIZED}"]
     # The C library copies a lot with one instruction, of which callgrind would count each byte.
     counts = {"GLIBC_TUNABLES": f"glibc.cpu.x86_rep_movsb_threshold={1 << 30}"}
     with started(*valgrind, door, *rig.workers, **counts) as (pid, port):

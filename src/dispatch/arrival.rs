@@ -4,6 +4,7 @@
 //! Leaves to others: the bytes themselves (the door), what they mean (`peek`).
 
 use super::json::Ahead;
+use super::utf8::is_utf8;
 
 /// What is known of a body that is growing.
 #[derive(Debug, Clone)]
@@ -31,7 +32,7 @@ impl Arrival {
         if self.is_broken || end <= self.utf8 {
             return;
         }
-        self.is_broken = simdutf8::basic::from_utf8(&body[self.utf8..end]).is_err();
+        self.is_broken = !is_utf8(&body[self.utf8..end]);
         if !self.is_broken {
             self.utf8 = end;
         }

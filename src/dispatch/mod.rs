@@ -43,6 +43,7 @@ mod sse;
 #[cfg(test)]
 mod tests;
 mod turn;
+mod utf8;
 
 pub use action::{Action, Failure, TimeoutKind, Upstream};
 pub use arrival::Arrival;

@@ -15,6 +15,7 @@ pub(crate) use history::messages;
 use super::arrival::Arrival;
 use super::json::{Kind, Malformed, Scanner, Span, Text};
 use super::refusal::Refusal;
+use super::utf8::is_utf8;
 
 /// What a body may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -213,7 +214,7 @@ pub(crate) fn peek_arrived(
         ));
     }
     // The quick look says yes or no; std's says where.
-    if simdutf8::basic::from_utf8(&body[arrival.utf8..]).is_err()
+    if !is_utf8(&body[arrival.utf8..])
         && let Err(error) = std::str::from_utf8(body)
     {
         let message = format!(
