@@ -547,7 +547,7 @@ impl Fleet {
             residency: Mutex::new(Residency::default()),
             idle_evicted: Counter::default(),
             retained: Retained::new(),
-            longest_idle: LongestIdle::new(),
+            longest_idle: LongestIdle::of(id),
             told_evictions: Counter::default(),
         };
         worker.occupancy.flag(NEWCOMERS_WAIT, joined.newcomers_wait);

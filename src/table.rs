@@ -62,8 +62,9 @@ type Map = HashMap<Key, Arc<Conversation>, BuildHasherDefault<Spread>>;
 pub(crate) struct Table {
     map: Map,
     published: Published,
+    /// Entries that `for_each` came to.
     #[cfg(all(test, not(loom)))]
-    pub(crate) walks: crate::sync::Counter,
+    pub(crate) visited: crate::sync::Counter,
 }
 
 impl Table {
@@ -108,10 +109,10 @@ impl Table {
 
     /// Calls `visit` with every conversation there is; those that come or go meanwhile may be missed.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(ConversationKey, &Arc<Conversation>)) {
-        #[cfg(all(test, not(loom)))]
-        self.walks.add(1);
         for (key, conversation) in &self.map.pin() {
             self.published.pass();
+            #[cfg(all(test, not(loom)))]
+            self.visited.add(1);
             visit(key.key(), conversation);
         }
     }

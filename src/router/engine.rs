@@ -364,6 +364,9 @@ impl Engine {
         }
         conversation.touch(now);
         self.note_held(decoder, state.blocks, now);
+        if state.blocks == Blocks::ZERO {
+            self.may_lose_room(decoder, asking.key, conversation, now);
+        }
         let reason = match state.phase {
             ConversationPhase::Pinned => Reason::Pinned,
             ConversationPhase::Placing

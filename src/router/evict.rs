@@ -8,7 +8,7 @@ use super::engine::Engine;
 use crate::conversation::{Conversation, ConversationPhase, State};
 use crate::event::Event;
 use crate::fleet::Worker;
-use crate::longest_idle::{Candidate, Look, Looked};
+use crate::longest_idle::Look;
 use crate::occupancy::{Asked, Ceiling, Rank};
 use crate::units::{Blocks, ConversationKey, Timestamp, Tokens};
 
@@ -21,7 +21,7 @@ pub(super) struct Freed {
     pub(super) somebody_waits: bool,
 }
 
-/// One that may be evicted.
+/// One that may be evicted, and when it was used last.
 type Idle = (Timestamp, ConversationKey, State, Arc<Conversation>);
 
 /// Those found so far, and what they hold.
@@ -222,28 +222,23 @@ impl Engine {
         }
         // Where nothing runs, turns in flight only wait: they would wait for each other's blocks for ever.
         let all = is_quiet(decoder);
-        // One in flight may be idle later without having been used.
-        let counts = |state: State| {
-            state.is_on(decoder.id) && (state.blocks > Blocks::ZERO || state.in_flight > 0)
-        };
         let mut taken = Taken::default();
-        let look = |(used, key, conversation): &Candidate, taken: &mut Taken| {
-            let state = conversation.state();
-            if !counts(state) || conversation.last_used() != *used {
-                return Look::Drop;
-            }
+        let mut look = |used, key, conversation: &Arc<Conversation>| {
             // What the engine keeps is no room for anybody else, nor is what was used later.
-            if self.kept_until(*used, now).is_some() {
+            if self.kept_until(used, now).is_some() {
                 return Look::Stop;
             }
+            let state = conversation.state();
             let is_idle = state.phase == ConversationPhase::Pinned
+                && state.is_on(decoder.id)
                 && state.blocks > Blocks::ZERO
                 && (all || state.in_flight == 0);
             let asks = spare.is_some_and(|spare| Arc::ptr_eq(spare, conversation));
             if is_idle && !asks {
                 taken.held = taken.held.plus(state.blocks);
-                let conversation = Arc::clone(conversation);
-                taken.idle.push((*used, *key, state, conversation));
+                taken
+                    .idle
+                    .push((used, key, state, Arc::clone(conversation)));
             }
             if taken.held >= lack {
                 Look::Stop
@@ -251,28 +246,31 @@ impl Engine {
                 Look::Next
             }
         };
-        match decoder
-            .longest_idle
-            .until(|candidate| look(candidate, &mut taken))
-        {
-            Looked::Stopped => return taken.idle,
-            // Whoever is not among them was used since, and is kept.
-            Looked::All(Some(walked)) if self.kept_until(walked, now).is_some() => {
-                return taken.idle;
-            }
-            Looked::All(_) => {}
+        let list = &decoder.longest_idle;
+        if !list.until(&mut look) {
+            let mut found = Vec::new();
+            self.table.for_each(|key, conversation| {
+                if list.concerns(conversation.state()) {
+                    found.push(((conversation.last_used(), key), Arc::clone(conversation)));
+                }
+            });
+            list.found(found);
+            list.until(look);
         }
-        let mut found = Vec::new();
-        self.table.for_each(|key, conversation| {
-            if counts(conversation.state()) {
-                found.push((conversation.last_used(), key, Arc::clone(conversation)));
-            }
-        });
-        found.sort_unstable_by_key(|(used, key, _)| (*used, *key));
-        taken = Taken::default();
-        let _ = (found.iter()).find(|candidate| look(candidate, &mut taken) == Look::Stop);
-        decoder.longest_idle.walked(found.into_iter(), now);
         taken.idle
+    }
+
+    /// A conversation came to `decoder`, or holds something there again: it may have to give it up.
+    pub(super) fn may_lose_room(
+        &self,
+        decoder: &Worker,
+        key: ConversationKey,
+        conversation: &Arc<Conversation>,
+        now: Timestamp,
+    ) {
+        if self.config.evict_idle || !self.config.tail_waits {
+            decoder.longest_idle.came(key, conversation, now);
+        }
     }
 }
 

@@ -222,6 +222,7 @@ impl Engine {
         };
         conversation.touch(now);
         self.note_held(decoder, held, now);
+        self.may_lose_room(decoder, asking.key, &conversation, now);
         let first = !conversation.was_pinned();
         let computes = prefiller.unwrap_or(decoder);
         let context = conversation.context();

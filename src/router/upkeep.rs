@@ -110,6 +110,9 @@ impl Engine {
                 somebody_waits |= self.let_go(decoder, state.blocks, used, now);
             }
         }
+        for worker in self.fleet.all() {
+            worker.longest_idle.forget_who_left();
+        }
         if somebody_waits {
             self.serve(now);
         }
@@ -162,6 +165,7 @@ impl Engine {
             return;
         };
         if self.fleet.lose(worker) {
+            worker.longest_idle.forget_all();
             self.observers.tell(|| Event::WorkerLost {
                 at: now,
                 worker: id,

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::conversation::{Conversation, ConversationPhase, State};
 use crate::error::Rejected;
 use crate::fleet::{Role, WorkerSpec};
+use crate::longest_idle::{LongestIdle, Look};
 use crate::occupancy::{Ceiling, NEWCOMERS_WAIT, Occupancy, Rank, Reservation};
 use crate::router::{Begin, FailReason, Router, Turn, TurnRequest, Usage};
 use crate::units::{Blocks, ConversationKey, Timestamp, Tokens, WorkerId};
@@ -156,6 +157,31 @@ fn loom_a_waiter_sees_the_idle_conversation_or_the_turn_sees_the_waiter() {
         decoder.flag(NEWCOMERS_WAIT, true);
         let idle = conversation.state().in_flight == 0;
         assert!(idle || ends.join().unwrap(), "nobody would ever look again");
+    });
+}
+
+#[test]
+fn loom_who_comes_while_somebody_walks_is_known() {
+    model(|| {
+        let list = Arc::new(LongestIdle::of(D0));
+        let conversation = StdArc::new(Conversation::new(State::born(None), NOW));
+        let (noted, word) = (Arc::clone(&list), StdArc::clone(&conversation));
+        let comes = thread::spawn(move || {
+            word.update(|state| state.place(D0, true)).unwrap();
+            noted.came(ConversationKey(1), &word, NOW);
+        });
+        if !list.until(|_, _, _| Look::Next) {
+            let here = list.concerns(conversation.state());
+            let walked = here.then(|| ((NOW, ConversationKey(1)), StdArc::clone(&conversation)));
+            list.found(walked.into_iter().collect());
+        }
+        comes.join().unwrap();
+        let mut known = 0;
+        assert!(list.until(|_, _, _| {
+            known += 1;
+            Look::Next
+        }));
+        assert_eq!(known, 1);
     });
 }
 

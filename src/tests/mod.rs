@@ -7,6 +7,8 @@ pub(crate) mod corpus;
 mod gate;
 #[cfg(not(loom))]
 mod line;
+#[cfg(not(loom))]
+mod looks;
 #[cfg(loom)]
 mod loom;
 #[cfg(not(loom))]
