@@ -308,17 +308,18 @@ impl Conversation {
     }
 
     pub(crate) fn state(&self) -> State {
-        // Acquire: pairs with the Release in `replace`: who reads a word may give back its blocks.
-        State::unpack(self.word.load(Ordering::Acquire))
+        // Acquire: pairs with the Release in `replace`: who reads a word may give back its blocks. SeqCst: whoever waits
+        // looks at words after it closed the pockets, see `Pocket::is_closed`.
+        State::unpack(self.word.load(Ordering::SeqCst))
     }
 
     /// Moves from exactly `from` to `to`; `false` if somebody else moved it first.
     pub(crate) fn replace(&self, from: State, to: State) -> bool {
         let (from, to) = (from.pack(), to.pack());
-        // AcqRel: Release pairs with the Acquire in `state`; Acquire because the caller gives
-        // blocks back that an earlier turn booked.
+        // Release pairs with the Acquire in `state`; Acquire because the caller gives blocks back that an earlier turn
+        // booked. SeqCst: whoever changed a word looks at its pocket after, see `Pocket::is_closed`.
         self.word
-            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire)
+            .compare_exchange(from, to, Ordering::SeqCst, Ordering::Acquire)
             .is_ok()
     }
 

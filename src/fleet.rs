@@ -175,8 +175,8 @@ pub(crate) struct Worker {
     pub(crate) occupancy: Occupancy,
     pub(crate) backlog: Padded<Backlog>,
     pub(crate) throughput: Throughput,
-    /// Prompt tokens that turns of its own conversations wait for or compute here.
-    pub(crate) computing: Counter,
+    /// Prompt tokens that turns of its own conversations wait for or compute here. Each turn writes it.
+    pub(crate) computing: Padded<Counter>,
     pub(crate) usual: UsualWork,
     pub(crate) steps: StepTime,
     pub(crate) activity: Activity,
@@ -537,7 +537,7 @@ impl Fleet {
             occupancy: Occupancy::new(),
             backlog: Padded(Backlog::new()),
             throughput: Throughput::default(),
-            computing: Counter::default(),
+            computing: Padded::default(),
             usual: UsualWork::default(),
             steps: StepTime::default(),
             activity: Activity::new(),

@@ -325,8 +325,9 @@ impl Occupancy {
     /// Whether somebody waits. For whoever changed something else that a waiter looks at: a waiter
     /// that is not seen here looks after this, and so sees the change.
     pub(crate) fn somebody_waits(&self) -> bool {
+        // The pocket is this thread's own and tells it first: no turn writes to the ledger to learn that nobody waits.
         // AcqRel, and a write: it takes its place among the waiters' writes of the flag.
-        self.ledger.fetch_or(0, Ordering::AcqRel) & FLAGS != 0
+        self.pocket().is_closed() && self.ledger.fetch_or(0, Ordering::AcqRel) & FLAGS != 0
     }
 
     /// Tells those who give back that somebody waits, or no longer. Called with the line locked.

@@ -8,7 +8,7 @@
 //! Promises: a closed pocket holds nothing and takes nothing; each operation is one atomic step.
 //! Leaves to others: where the allowance comes from and when pockets are closed (`occupancy`).
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, read_in_order};
 
 const FIELD: u64 = (1 << 24) - 1;
 const RESERVED: u32 = 24;
@@ -78,11 +78,11 @@ impl Pocket {
         loop {
             let before = Contents::unpack(word);
             let next = step(before)?.pack();
-            // AcqRel: blocks that one turn saved are spent by another; who closes the pocket
-            // sees what was saved before, and who comes after sees that it is closed.
+            // Acquire and Release: blocks that one turn saved are spent by another; who closes the pocket
+            // sees what was saved before, and who comes after sees that it is closed. SeqCst: see `is_closed`.
             match self
                 .0
-                .compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire)
+                .compare_exchange_weak(word, next, Ordering::SeqCst, Ordering::Acquire)
             {
                 Ok(_) => return Some(before),
                 Err(now) => word = now,
@@ -137,6 +137,12 @@ impl Pocket {
             })
         });
         before.map_or(0, |pocket| pocket.allowance)
+    }
+
+    /// Whether it is closed. Who changed a word before asks this after, and who closed the pocket looks at the word after: all
+    /// four are in the one order of `SeqCst` accesses, so one of the two sees what the other did.
+    pub(crate) fn is_closed(&self) -> bool {
+        read_in_order(&self.0) & CLOSED != 0
     }
 
     pub(crate) fn open(&self) {

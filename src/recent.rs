@@ -1,6 +1,6 @@
 //! Prompt tokens computed lately, and how many of them had been computed before.
 //!
-//! Promises: adding is two atomic additions; a sum covers the last 110 to 120 seconds.
+//! Promises: adding is at most two atomic additions; a sum covers the last 110 to 120 seconds.
 //! Leaves to others: what counts as computed before (`router`), what follows from it (`placement`).
 
 use std::time::Duration;
@@ -35,7 +35,9 @@ impl Recent {
             slot.again.set(0);
         }
         slot.computed.add(u64::from(computed.0));
-        slot.again.add(u64::from(again.0));
+        if again > Tokens(0) {
+            slot.again.add(u64::from(again.0));
+        }
     }
 
     /// The share of what was computed lately that had been computed before; `None` if nothing was.

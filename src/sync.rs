@@ -13,6 +13,18 @@ pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(loom)]
 use loom::sync::{Mutex as RawMutex, MutexGuard};
 
+/// Reads a word in the one order of all `SeqCst` accesses. Loom knows no such order: there a write stands in, which takes its
+/// place in the order of the word's writes.
+pub(crate) fn read_in_order(word: &AtomicU64) -> u64 {
+    if cfg!(loom) {
+        // AcqRel: see above.
+        word.fetch_or(0, Ordering::AcqRel)
+    } else {
+        // SeqCst: see above.
+        word.load(Ordering::SeqCst)
+    }
+}
+
 /// A lock that outlives a panic: what it guards is left consistent at each step.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(RawMutex<T>);

@@ -129,7 +129,14 @@ impl Engine {
         }
     }
 
-    pub(crate) fn begin(&self, request: &TurnRequest, now: Timestamp) -> Result<Begun, Rejected> {
+    /// Begins a turn: `run` or `wait` takes what became of it, so that a grant is moved but once.
+    pub(crate) fn begin<T>(
+        &self,
+        request: &TurnRequest,
+        now: Timestamp,
+        run: impl FnOnce(Grant) -> T,
+        wait: impl FnOnce(Place) -> T,
+    ) -> Result<T, Rejected> {
         let asking = Asking {
             key: request.key,
             prompt: request.prompt_tokens,
@@ -140,25 +147,29 @@ impl Engine {
         };
         loop {
             // Borrowed from the table: only who has to wait needs to count a reference twice.
-            let (attempt, found) = self.table.with(request.key, |found| match found {
+            let mut waits = None;
+            let attempt = self.table.with(request.key, |found| match found {
                 Some(conversation) => {
                     let attempt = self.attempt(conversation, &asking, now);
-                    let waits = matches!(attempt, Attempt::Wait(..));
-                    (attempt, waits.then(|| Arc::clone(conversation)))
+                    if matches!(attempt, Attempt::Wait(..)) {
+                        waits = Some(Arc::clone(conversation));
+                    }
+                    attempt
                 }
-                None => (self.attempt_new(&asking, now), None),
+                None => self.attempt_new(&asking, now),
             });
             match attempt {
-                Attempt::Run(grant) => return Ok(Begun::Granted(grant)),
+                Attempt::Run(grant) => return Ok(run(grant)),
                 Attempt::Refuse(rejected) => return Err(self.shed(request.key, rejected, now)),
                 Attempt::Again => {}
                 Attempt::Wait(queue, lack) => {
-                    let Some(wait) = request.wait else {
+                    let Some(patience) = request.wait else {
                         let rejected = self.no_room(lack, now);
                         return Err(self.shed(request.key, rejected, now));
                     };
-                    match self.enqueue(found.as_ref(), queue, &asking, now + wait, now) {
-                        Ok(Some(begun)) => return Ok(begun),
+                    match self.enqueue(waits.as_ref(), queue, &asking, now + patience, now) {
+                        Ok(Some(Begun::Granted(grant))) => return Ok(run(grant)),
+                        Ok(Some(Begun::Queued(place))) => return Ok(wait(place)),
                         Ok(None) => {}
                         Err(rejected) => return Err(self.shed(request.key, rejected, now)),
                     }
@@ -373,7 +384,12 @@ impl Engine {
             | ConversationPhase::Unpinned
             | ConversationPhase::Closed => Reason::Shared,
         };
-        let grant = Grant {
+        if asking.waited {
+            self.admitted(asking, decoder.id, now);
+        }
+        let turn = u32::from(next.turn);
+        self.turn_started(asking.key, decoder.id, turn, TurnKind::Pinned, now);
+        Attempt::Run(Grant {
             key: asking.key,
             conversation: Arc::clone(conversation),
             decoder: decoder.id,
@@ -385,7 +401,7 @@ impl Engine {
             lent: Blocks::ZERO,
             prompt: asking.prompt,
             context: conversation.context(),
-            turn: u32::from(next.turn),
+            turn,
             kind: TurnKind::Pinned,
             reason,
             arrived: asking.arrived,
@@ -396,9 +412,7 @@ impl Engine {
             handed_over: true,
             prefilled: None,
             from: None,
-        };
-        self.announce(&grant, asking.waited, now);
-        Attempt::Run(grant)
+        })
     }
 
     pub(super) fn refused(refused: Refused) -> Attempt {
@@ -418,35 +432,35 @@ impl Engine {
         }
     }
 
-    pub(super) fn announce(&self, grant: &Grant, admission: bool, now: Timestamp) {
+    /// Tells that a turn was let in that asked for a place or for room.
+    pub(super) fn admitted(&self, asking: &Asking, decoder: WorkerId, now: Timestamp) {
+        let (key, waited) = (asking.key, now.since(asking.arrived));
+        self.observers.tell(|| Event::Admitted {
+            at: now,
+            key,
+            decoder,
+            waited,
+        });
+    }
+
+    /// Tells where a turn was placed.
+    pub(super) fn placed(&self, grant: &Grant, now: Timestamp) {
         let Grant {
             key,
             decoder,
-            turn,
+            prefiller,
             kind,
             reason,
             ..
         } = *grant;
-        if admission {
-            let waited = now.since(grant.arrived);
-            self.observers.tell(|| Event::Admitted {
-                at: now,
-                key,
-                decoder,
-                waited,
-            });
-        }
-        if !grant.handed_over {
-            let prefiller = grant.prefiller;
-            self.observers.tell(|| Event::Placed {
-                at: now,
-                key,
-                prefiller,
-                decoder,
-                kind,
-                reason,
-            });
-        }
+        self.observers.tell(|| Event::Placed {
+            at: now,
+            key,
+            prefiller,
+            decoder,
+            kind,
+            reason,
+        });
         if kind == TurnKind::Relocated {
             self.tally.own().relocated.add(1);
             let (from, to) = (grant.from, decoder);
@@ -457,6 +471,16 @@ impl Engine {
                 to,
             });
         }
+    }
+
+    pub(super) fn turn_started(
+        &self,
+        key: ConversationKey,
+        decoder: WorkerId,
+        turn: u32,
+        kind: TurnKind,
+        now: Timestamp,
+    ) {
         self.observers.tell(|| Event::TurnStarted {
             at: now,
             key,

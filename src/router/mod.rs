@@ -145,14 +145,12 @@ impl Router {
     /// Says why the turn cannot run; then nothing is booked for it.
     pub fn begin(&self, request: &TurnRequest, now: Timestamp) -> Result<Begin, Rejected> {
         let anchor = self.anchor();
-        match self.engine.begin(request, now)? {
-            engine::Begun::Granted(grant) => {
-                Ok(Begin::Started(Turn::new(Arc::clone(anchor), grant)))
-            }
-            engine::Begun::Queued(place) => {
-                Ok(Begin::Waiting(Ticket::new(Arc::clone(anchor), place)))
-            }
-        }
+        self.engine.begin(
+            request,
+            now,
+            |grant| Begin::Started(Turn::new(Arc::clone(anchor), grant)),
+            |place| Begin::Waiting(Ticket::new(Arc::clone(anchor), place)),
+        )
     }
 
     /// Ends a conversation and frees its blocks; turns in flight give theirs back when they settle,

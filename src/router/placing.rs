@@ -266,7 +266,9 @@ impl Engine {
         };
         self.line.admitted(now);
         self.count_placed(&grant);
-        self.announce(&grant, true, now);
+        self.admitted(asking, grant.decoder, now);
+        self.placed(&grant, now);
+        self.turn_started(grant.key, grant.decoder, grant.turn, grant.kind, now);
         Attempt::Run(grant)
     }
 

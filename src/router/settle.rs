@@ -167,7 +167,7 @@ impl Engine {
             grant.prompt
         };
         let actual = decoder.block_size().blocks(used);
-        let settled = self.leave_blocks(grant, actual, usage, now);
+        let settled = self.leave_blocks(grant, decoder, actual, usage, now);
         grant.conversation.touch(now);
         // Wherever the conversation is by now, it counts as used.
         if let Some(home) = settled.after.decoder {
@@ -264,8 +264,14 @@ impl Engine {
 
     /// Turns the reservation into blocks of the conversation. Alone in flight, the turn knows what
     /// the conversation holds; otherwise it holds at least what it held. What the engine keeps beside that stays booked too.
-    fn leave_blocks(&self, grant: &Grant, actual: Blocks, usage: Usage, now: Timestamp) -> Settled {
-        let decoder = self.fleet.worker(grant.decoder);
+    fn leave_blocks(
+        &self,
+        grant: &Grant,
+        decoder: &Worker,
+        actual: Blocks,
+        usage: Usage,
+        now: Timestamp,
+    ) -> Settled {
         let (books, capacity) = (&decoder.occupancy, decoder.capacity().unwrap_or_default());
         let mut reserved = Some(grant.reserved);
         let (mut held, mut waited_for) = (i64::from(grant.reserved.get()), false);
