@@ -35,10 +35,17 @@ impl Relaying {
             self.effective = Some(now);
         }
         if now >= self.count_at {
-            self.count_at = now + COUNT_EVERY;
-            // Each event that brings something brings a token at least; the end tells how many they were.
-            self.turn.generated(Tokens(seen.pieces));
+            self.count(now);
         }
+    }
+
+    /// Out of the way, so that a chunk in between pays for the comparison alone.
+    #[cold]
+    #[inline(never)]
+    fn count(&mut self, now: Timestamp) {
+        self.count_at = now + COUNT_EVERY;
+        // Each event that brings something brings a token at least; the end tells how many they were.
+        self.turn.generated(Tokens(self.pieces));
     }
 
     /// `pieces` events with tokens have come so far.
