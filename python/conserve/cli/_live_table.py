@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from conserve._counted import counted
 from conserve._trimmed import Trimmed
 from conserve.sim.contender import all_both
@@ -33,11 +35,11 @@ def show(plan: LivePlan, engines: Engines, told: Comparison, console: Console) -
     if len(plan.policies) > 1:
         _print(_paired(plan, told, console.width), console)
     for line in _overloaded(plan, told):
-        console.print(line, markup=False, highlight=False)
+        _say(line, console)
     if lone := _lone(plan, told):
-        console.print(lone, markup=False, highlight=False)
+        _say(lone, console)
     if all(math.isnan(one.tokens_per_j.mean) for one in told.outcomes):
-        console.print("tokens/J: no energy counter", markup=False, highlight=False)
+        _say("tokens/J: no energy counter", console)
     failures = [
         f"{one.policy}, round {one.number + 1}, {each.script.id}: {each.failure}"
         for one in told.rounds
@@ -45,7 +47,7 @@ def show(plan: LivePlan, engines: Engines, told: Comparison, console: Console) -
         if each.failure is not None
     ]
     for line in failures[:_FAILURES_SHOWN]:
-        console.print(f"failed: {line}", markup=False, highlight=False)
+        _say(f"failed: {line}", console)
     for prediction in told.predictions:
         _predicted(prediction, console)
 
@@ -111,6 +113,10 @@ def _print(tables: list[Table], console: Console) -> None:
     console.print(Trimmed(*tables))
 
 
+def _say(line: str, console: Console) -> None:
+    console.print(Trimmed(Text(line)))
+
+
 def _predicted(prediction: Prediction, console: Console) -> None:
     measured = prediction.measured
     how = (
@@ -139,15 +145,12 @@ def _predicted(prediction: Prediction, console: Console) -> None:
             if order.told_apart
             else "no two policies differ live beyond chance"
         )
-        console.print(
+        _say(
             f"{_NAMES[order.metric]}: live {' < '.join(order.live)}; simulated {' < '.join(order.simulated)}; {told}",
-            markup=False,
-            highlight=False,
+            console,
         )
         for better, worse in order.wrong:
-            console.print(
-                f"  not so in the simulator: {better} better than {worse}", markup=False, highlight=False
-            )
+            _say(f"  not so in the simulator: {better} better than {worse}", console)
 
 
 def _number(interval: Interval, *, times: float = 1.0) -> str:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from conserve._counted import counted
 from conserve._meant import meant
@@ -108,7 +109,7 @@ def sim(
         out = console(piped_columns=_PIPE_COLUMNS)
         out.print(Trimmed(*_tables(plan, outcomes, out.width)))
         if plan.seeds == 1:
-            out.print(_ONE_SEED, markup=False, highlight=False)
+            out.print(Trimmed(Text(_ONE_SEED)))
 
 
 def _tables(plan: Plan, outcomes: list[Outcome], width: int) -> list[Table]:

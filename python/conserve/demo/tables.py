@@ -19,24 +19,22 @@ _PATH_CHARS = 32
 def show(report: Report, console: Console) -> None:
     """Print the conversations, the fleet, and the verdict of `--check`."""
     console.print(Trimmed(conversations_table(report, width=console.width), workers_table(report)))
-    console.print(_summary(report), highlight=False)
+    console.print(Trimmed(Text(_summary(report))))
     for problem in report.problems:
-        console.print(Text(f"✗ {problem}", style="bold red"))
+        console.print(Trimmed(Text(f"✗ {problem}", style="bold red")))
     for mishap in report.mishaps:
         if mishap not in report.problems:
-            console.print(Text(f"! {mishap}", style="bold yellow"))
+            console.print(Trimmed(Text(f"! {mishap}", style="bold yellow")))
     for warning in report.warnings:
-        console.print(Text(f"    {warning}"))
+        console.print(Trimmed(Text(f"    {warning}")))
     if report.logs is not None:
         console.print(Text(f"The logs of all processes are in {report.logs}"), soft_wrap=True)
     if report.checked and not report.problems:
-        console.print(
-            Text(
-                f"✓ {_all(len(report.conversations))}: one handoff, one decoder, nothing computed twice beyond "
-                "partial blocks, and every text equal to a single engine's",
-                style="bold green",
-            )
+        proven = (
+            f"✓ {_all(len(report.conversations))}: one handoff, one decoder, nothing computed twice beyond "
+            "partial blocks, and every text equal to a single engine's"
         )
+        console.print(Trimmed(Text(proven, style="bold green")))
 
 
 def conversations_table(report: Report, *, width: int) -> Table:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Round", "Site", "run_live", "unless_ended", "warm_up"]
 
 _WARM_UP_TOKENS: Final = 64
+# So long an engine that cuts its connections has to be told as ended.
+_EXIT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,9 @@ async def unless_ended(fleet: Fleet, work: Coroutine[None, None, None]) -> None:
         waits.append(asyncio.create_task(fleet.first_exit()))
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done() and doing.exception() is not None and len(waits) > 1:
+            # A process that ends cuts its connections first: which of the two is heard first is chance.
+            await asyncio.wait(waits[1:], timeout=_EXIT_S)
         ended = [process for process in fleet.processes.values() if process.returncode is not None]
         if ended and not (doing.done() and doing.exception() is None):
             raise LiveError(f"{ended[0].name} ended with status {ended[0].returncode} in the middle")
