@@ -152,20 +152,27 @@ impl LongestIdle {
         *self.known.lock() = None;
     }
 
-    /// Looks whether the next `most` left; whether there are more.
+    /// Looks whether the next `most` left, or were used since; whether there are more.
     fn clean(&self, known: &mut Known, most: usize) -> bool {
         for _ in 0..most {
             let next = known
                 .by_use
                 .range((known.cleaned, Bound::Unbounded))
                 .next()
-                .map(|(at, conversation)| (*at, self.concerned(conversation)));
-            let Some((at, here)) = next else {
+                .map(|(at, conversation)| {
+                    let used = conversation.last_used();
+                    (*at, self.concerned(conversation), used)
+                });
+            let Some((at, here, used)) = next else {
                 known.cleaned = Bound::Unbounded;
                 return false;
             };
-            if !here {
-                known.by_use.remove(&at);
+            if (!here || used > at.0)
+                && let Some(conversation) = known.by_use.remove(&at)
+                && here
+            {
+                // One that was noted several times is there once again.
+                known.by_use.insert((used, at.1), conversation);
             }
             known.cleaned = Bound::Excluded(at);
         }
@@ -241,6 +248,18 @@ mod tests {
         list.found(vec![((Timestamp(1), ConversationKey(1)), before)]);
         list.found(Vec::new());
         assert_eq!(order(&list), [1, 2]);
+    }
+
+    #[test]
+    fn one_that_comes_again_and_again_is_held_once() {
+        let list = list();
+        let conversation = come(&list, 0);
+        for number in 1..1_000 {
+            let now = Timestamp(number);
+            conversation.touch(now);
+            list.came(ConversationKey(0), &conversation, now);
+        }
+        assert!(held(&list) <= 2);
     }
 
     #[test]

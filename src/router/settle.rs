@@ -259,7 +259,9 @@ impl Engine {
         let waited_for = |id: &WorkerId| self.fleet.worker(*id).occupancy.somebody_waits();
         // Whoever waits does not wait for a lost one, so nobody is flagged there.
         let lost = || evicts && self.fleet.worker(was_on).is_lost();
-        home.iter().chain(&left).any(waited_for) || lost()
+        // Growth that waits is flagged where it waits alone.
+        let growth = || evicts && self.config.tail_waits && self.line.tail() > 0;
+        home.iter().chain(&left).any(waited_for) || lost() || growth()
     }
 
     /// Turns the reservation into blocks of the conversation. Alone in flight, the turn knows what

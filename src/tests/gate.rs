@@ -103,6 +103,34 @@ fn newcomers_are_served_when_a_turn_ends_on_a_lost_decoder_and_less_is_computed_
 }
 
 #[test]
+fn growth_that_waits_is_served_when_less_is_computed_again_elsewhere() {
+    let config = Config {
+        policy: PolicyKind::Strict.into(),
+        tail_waits: true,
+        evict_idle_below: 0.3,
+        ..Config::default()
+    };
+    let router = fleet(config, 0, &[100, 100]);
+    thrash(&router);
+    run(&router, 2, 20);
+    run(&router, 3, 30);
+    let again = Usage {
+        cached: Some(Tokens(0)),
+        ..Usage::default()
+    };
+    ask(&router, 3, 30).expect("room").finish(again, at(2));
+    assert!(router.snapshot(at(2)).recomputed_share > Some(0.3));
+    let running = ask(&router, 3, 30).expect("it needs nothing");
+    let growing = wait(&router, 3, 95);
+    let elsewhere = ask(&router, 2, 100).expect("room");
+    assert_ne!(elsewhere.route().decoder.id, running.route().decoder.id);
+    finish(elsewhere);
+    assert!(router.snapshot(at(2)).recomputed_share < Some(0.3));
+    finish(granted(&growing).expect("the idle one may be evicted"));
+    finish(running);
+}
+
+#[test]
 fn growth_runs_though_turns_in_flight_hold_the_room() {
     let router = one_decoder();
     run(&router, 1, 40);

@@ -40,6 +40,16 @@ class Answer:
         return found
 
 
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Credentials are for the server that was named, and no other."""
+
+    def redirect_request(self, *_args: object) -> None:
+        """None: a redirect is an answer like any other."""
+
+
+_OPENER: Final = urllib.request.build_opener(_Stay)
+
+
 def base_of(url: str) -> str:
     """The router's own URL, of it or of the API that agents are given."""
     return url.rstrip("/").removesuffix("/v1")
@@ -47,11 +57,19 @@ def base_of(url: str) -> str:
 
 def ask(base: str, path: str, headers: Mapping[str, str], *, allowed: Container[int] = ()) -> Answer:
     """GET `path`; a status that is neither 200 nor `allowed` is no answer. Raises UnreachableError."""
+    if "@" in base:
+        raise UnreachableError("the URL of a router has no user name and no password: write http://host:port")
     if not base.startswith(("http://", "https://")):
         raise UnreachableError(f"{base!r} is no URL of a router: write http://host:port")
+    for name, value in headers.items():
+        if not (value.isascii() and value.isprintable()):
+            raise UnreachableError(
+                f"the value for the header {name} has a line break in it, or another character that no header may have: "
+                "look at the environment variable that it is from"
+            )
     try:
         request = urllib.request.Request(base + path, headers=dict(headers))  # noqa: S310 - checked above
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+        with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
             return Answer(base, answer.status, _lower(answer.headers), answer.read())
     except urllib.error.HTTPError as error:
         if error.code in allowed:

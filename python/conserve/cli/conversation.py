@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from typing import Annotated, Any, Final, NoReturn
 from urllib.parse import quote
@@ -17,11 +18,15 @@ __all__ = ["conversation"]
 FAILED: Final = 1
 _CALLER: Final = "CONSERVE_CALLER_AUTHORIZATION"
 _KEY: Final = "x-conserve-conversation"
+_IS_KEY: Final = re.compile("[0-9a-f]{32}")
 
 
 def conversation(
     name: Annotated[
-        str, typer.Argument(metavar="ID", help="As the client calls it, or its key.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="ID", help="As the client calls it; an open one also by its key.", show_default=False
+        ),
     ],
     url: Annotated[str, typer.Argument(help="The router's URL.", metavar="URL")] = "http://127.0.0.1:8080",
     key_only: Annotated[
@@ -60,7 +65,9 @@ def conversation(
     elif found:
         print(json.dumps(told) if as_json else _text(told))
     else:
-        _end(f"{told['error']['message']}; in the log it is {key}")
+        # A client's id may look like a key, so which of the two it is cannot be told.
+        known = ", if it is not its key already" if _IS_KEY.fullmatch(name) else ""
+        _end(f"{told['error']['message']}; in the log it is {key}{known}")
 
 
 def _text(told: dict[str, Any]) -> str:
