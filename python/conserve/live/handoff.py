@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from .engines import Engines, Worker
     from .run import Site
 
-__all__ = ["hand_over", "pairs", "warm_up_handoffs"]
+__all__ = ["WARM_UP_TOKENS", "hand_over", "pairs", "warm_up_handoffs"]
 
 _ASKED: Final = {"do_remote_decode": True, "do_remote_prefill": False}
 _TIMEOUT_S: Final = 600.0
-_WARM_UP_TOKENS: Final = 64
+WARM_UP_TOKENS: Final = 64
+"""The prompt of a request that only makes what is made once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def _names(pair: Pair) -> tuple[str, str]:
 async def _met(site: Site, pair: Pair) -> None:
     before = await fetched_tokens(site.http, pair.taker)
     try:
-        await hand_over(site, pair, site.pool[:1] * _WARM_UP_TOKENS)
+        await hand_over(site, pair, site.pool[:1] * WARM_UP_TOKENS)
     except Refused as refused:
         raise LiveError(f"{pair.giver.name} cannot hand over to {pair.taker.name}: {refused}") from refused
     if await fetched_tokens(site.http, pair.taker) == before:

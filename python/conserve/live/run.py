@@ -19,7 +19,7 @@ from conserve.supervisor import SupervisorError
 from .client import Refused, ask, body, served_model, session, token_pool
 from .counters import Counted, count
 from .errors import LiveError
-from .handoff import pairs, warm_up_handoffs
+from .handoff import WARM_UP_TOKENS, pairs, warm_up_handoffs
 from .idle import until_idle
 from .plan import scripts
 from .replay import Target, Told, replay
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Round", "Site", "run_live", "unless_ended", "warm_up"]
 
-_WARM_UP_TOKENS: Final = 64
 # So long an engine that cuts its connections has to be told as ended.
 _EXIT_S: Final = 2.0
 
@@ -157,7 +156,7 @@ async def warm_up(site: Site) -> None:
         LiveError: an engine refuses it.
     """
     for worker in site.engines.workers:
-        request = body(site.model, site.pool[:1] * _WARM_UP_TOKENS, output=4, salt="warm-up")
+        request = body(site.model, site.pool[:1] * WARM_UP_TOKENS, output=4, salt="warm-up")
         try:
             await ask(site.http, worker.url, request, timeout_s=600)
         except Refused as refused:
