@@ -67,6 +67,15 @@ impl LongestIdle {
         self.concerns(conversation.state())
     }
 
+    /// Where one that stands `at` belongs instead; `None`: there.
+    fn belongs(&self, at: At, conversation: &Conversation) -> Option<Move> {
+        let used = conversation.last_used();
+        if !self.concerned(conversation) {
+            return Some(Move::Away);
+        }
+        (used > at.0).then_some(Move::To(used))
+    }
+
     /// A conversation came here, or holds something here again; its word tells so already.
     pub(crate) fn came(
         &self,
@@ -101,27 +110,19 @@ impl LongestIdle {
             let mut moves = by_use
                 .range((after, Bound::Unbounded))
                 .map(|(at, conversation)| {
-                    let used = conversation.last_used();
-                    if !self.concerned(conversation) {
-                        (*at, Some(Move::Away))
-                    } else if used > at.0 {
-                        (*at, Some(Move::To(used)))
-                    } else {
+                    let step = self.belongs(*at, conversation).or_else(|| {
                         let stops = look(at.0, at.1, conversation) == Look::Stop;
-                        (*at, stops.then_some(Move::Stop))
-                    }
+                        stops.then_some(Move::Stop)
+                    });
+                    (*at, step)
                 });
             let Some((at, Some(step))) = moves.find(|(_, step)| step.is_some()) else {
                 return true;
             };
-            let to = match step {
-                Move::Stop => return true,
-                Move::Away => None,
-                Move::To(used) => Some(used),
-            };
-            if let (Some(conversation), Some(used)) = (by_use.remove(&at), to) {
-                by_use.insert((used, at.1), conversation);
+            if matches!(step, Move::Stop) {
+                return true;
             }
+            apply(by_use, at, step);
             after = Bound::Excluded(at);
         }
     }
@@ -159,24 +160,24 @@ impl LongestIdle {
                 .by_use
                 .range((known.cleaned, Bound::Unbounded))
                 .next()
-                .map(|(at, conversation)| {
-                    let used = conversation.last_used();
-                    (*at, self.concerned(conversation), used)
-                });
-            let Some((at, here, used)) = next else {
+                .map(|(at, conversation)| (*at, self.belongs(*at, conversation)));
+            let Some((at, step)) = next else {
                 known.cleaned = Bound::Unbounded;
                 return false;
             };
-            if (!here || used > at.0)
-                && let Some(conversation) = known.by_use.remove(&at)
-                && here
-            {
-                // One that was noted several times is there once again.
-                known.by_use.insert((used, at.1), conversation);
+            if let Some(step) = step {
+                apply(&mut known.by_use, at, step);
             }
             known.cleaned = Bound::Excluded(at);
         }
         true
+    }
+}
+
+/// Moves one that stands `at`. One that was noted several times is there once again.
+fn apply(by_use: &mut BTreeMap<At, Arc<Conversation>>, at: At, step: Move) {
+    if let (Some(conversation), Move::To(used)) = (by_use.remove(&at), step) {
+        by_use.insert((used, at.1), conversation);
     }
 }
 
